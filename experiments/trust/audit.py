@@ -3,10 +3,10 @@
 ``python experiments/trust/audit.py --out results/audit`` plays the audit game of every
 kind of design, people included, ``--draws`` times with the protected unit and as often
 without, and trains with canaries (``--step-draws`` steps where single steps are
-audited). It writes ``audit.json``, ``audit.md`` and ``audit.png`` after every audit, so
-an interrupted run keeps its results. The exit code is 1 if a claim was disproved, or if
-a game shows less than half of a claim that known contributions nearly attain.
-``--only`` takes the audits whose name contains a word.
+audited). It writes ``audit.json`` after every audit, and ``audit.png`` at the end. The
+exit code is 1 if a claim was disproved, or if a game shows less than half of a claim
+that known contributions nearly attain. ``--only`` takes the audits whose name contains
+a word.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from jaxdp_episodic.audit import (
     EpsilonBound,
     Training,
     audit_document,
-    audit_markdown,
     audit_run,
     audit_steps,
     release_rows,
@@ -56,10 +55,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     SINUSOIDS: {"model.channels": [20]},
 }
 RUNS: dict[str, dict[str, Any]] = {
-    GLYPHS: {
-        "num_steps": 100,
-        "step.sampling.episodes.sampling_probability": 0.2,
-    },
+    GLYPHS: {"num_steps": 100, "step.sampling.episodes.sampling_probability": 0.2},
     SINUSOIDS: {
         "num_steps": 200,
         "normalizer": 100,
@@ -124,28 +120,6 @@ def with_noise(run: Training, multiplier: float, noise: str) -> Training:
     return dataclasses.replace(run, budget=budget, noise=noise)
 
 
-def write(
-    out: Path,
-    found: dict[str, list[AuditRow]],
-    seconds: dict[str, float],
-    draws: dict[str, int],
-) -> None:
-    """Writes the results so far."""
-    rows = [row for some in found.values() for row in some]
-    document = audit_document(
-        rows,
-        **provenance(),
-        delta=DELTA,
-        confidence=0.95,
-        draws=draws,
-        seconds={name: round(seconds[name], 1) for name in found},
-    )
-    text = json.dumps(document, indent=1, allow_nan=False)
-    (out / "audit.json").write_text(text + "\n", encoding="utf-8")
-    (out / "audit.md").write_text(audit_markdown(rows), encoding="utf-8")
-    plot_audit(rows, out / "audit.png", title="Claimed and audited epsilon")
-
-
 def falls_short(row: AuditRow) -> bool:
     """Whether a game of many draws shows too little of an attained claim."""
     evidence = row.evidence
@@ -167,26 +141,30 @@ def main() -> int:
     draws = {"games": number, "steps of the trainer": steps}
     audits = game_audits(number) | training_audits(steps)
     options.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[AuditRow]] = {}
+    rows: list[AuditRow] = []
     seconds: dict[str, float] = {}
     for name in (name for name in audits if options.only in name):
         begun = time.perf_counter()
-        found[name] = audits[name]()
-        seconds[name] = time.perf_counter() - begun
-        write(options.out, found, seconds, draws)
-        for row in found[name]:
+        found = audits[name]()
+        seconds[name] = round(time.perf_counter() - begun, 1)
+        rows += found
+        about = provenance() | {"delta": DELTA, "confidence": 0.95, "draws": draws}
+        document = audit_document(rows, **about, seconds=seconds)
+        text = json.dumps(document, indent=1, allow_nan=False)
+        (options.out / "audit.json").write_text(text + "\n", encoding="utf-8")
+        for row in found:
             print(
                 f"{row.name}: {row.attacker}: {row.audited:.4f} of "
                 f"{row.claimed_exact:.4f} at {row.delta:g} ({seconds[name]:.0f} s)",
                 flush=True,
             )
-    rows = [row for some in found.values() for row in some]
+    plot_audit(rows, options.out / "audit.png", title="Claimed and audited epsilon")
     bad = [row for row in rows if row.is_violated or falls_short(row)]
     for row in bad:
         word = "VIOLATED" if row.is_violated else "short"
         print(f"{word}: {row.name}, {row.attacker}", file=sys.stderr)
     assert all(math.isfinite(row.claimed_exact) for row in rows)
-    return 1 if bad else 0
+    return bool(bad)
 
 
 if __name__ == "__main__":

@@ -25,25 +25,40 @@ Audits = dict[str, Callable[[], list[AuditRow]]]
 
 
 class Case(NamedTuple):
-    """A design, and the contributions of drawn units without the protected one.
-
-    The noise is about that of a claim of 2 nats.
-
-    Attributes:
-      name: of the design.
-      step: what is claimed.
-      data: a person owns as much as the bounds allow; None: made up.
-      others: see `audit_mechanism`; of people the best of -1, -0.3 and 0.
-      is_attained: whether contributions are known that come near the claim.
-      num_steps: of a run.
-    """
+    """A design with noise for a claim of 2 nats, and contributions to other units."""
 
     name: str
     step: Any
-    data: ExampleTable | None = None
-    others: float | None = None
-    is_attained: bool = True
-    num_steps: int = 1
+    data: (
+        ExampleTable | None
+    )  # a person owns as much as the bounds allow; None: made up
+    others: float | None  # see `audit_mechanism`; of people the best of -1, -0.3 and 0
+    is_attained: bool  # are contributions known that come near the claim?
+    num_steps: int  # of a run: one epoch, or one step
+
+
+def _case(
+    name: str,
+    design: Any,
+    relation: str,
+    *,
+    data: ExampleTable | None = None,
+    others: float | None = None,
+    is_attained: bool = True,
+    **units: Any,
+) -> Case:
+    """A design with noise for a claim of 2 nats."""
+    step = jde.GaussianStep(
+        design, noise_multiplier=1.0, neighboring_relation=relation, **units
+    )
+    scheme = step.design.schemes[0]
+    is_epoch = isinstance(scheme, Bins | jde.ShuffledEpochs)
+    steps = int(np.asarray(scheme.steps_per_epoch)) if is_epoch else 1
+    target: Any = {"epsilon": 2.0, "delta": DELTA, "num_steps": steps}
+    noise = float(jde.calibrate_noise_multiplier(step, **target))
+    step = dataclasses.replace(step, noise_multiplier=round(noise, 3))
+    name = f"{name}, {relation}"
+    return Case(name, step, data, others, is_attained, steps)
 
 
 def cases() -> Iterator[Case]:
@@ -51,7 +66,6 @@ def cases() -> Iterator[Case]:
     examples = Fixed("example", size=10, population=20)
     coins = jde.MultistageSampling(Coins("task", sampling_probability=0.4), examples)
     fixed = jde.MultistageSampling(Fixed("task", size=4, population=10), examples)
-    single = Fixed("example", size=10, population=20)
     drawn = jde.MultistageSampling(Fixed("task", size=1, population=2), examples)
     alone = Coins("example", sampling_probability=0.4)
     bins = Bins("example", steps_per_epoch=4)
@@ -66,45 +80,24 @@ def cases() -> Iterator[Case]:
     )
     shuffled = jde.ShuffledEpochs("example", steps_per_epoch=4)
     task: Any = {"clip_unit": "task", "privacy_unit": "example"}
-    whole: Any = {"clip_unit": "task", "privacy_unit": "task"}
     one: Any = {"clip_unit": "example", "privacy_unit": "example"}
     for relation in (BOTH, ZERO, ONE):
         yield _case("tasks by Poisson sampling", coins, relation, **task)
         yield _case("tasks without replacement", fixed, relation, **task)
+    whole = task | {"privacy_unit": "task"}
     yield _case("tasks without replacement, a task", fixed, ONE, **whole)
     yield _case("examples by Poisson sampling", alone, BOTH)
     yield _case("examples by Poisson sampling", alone, ONE)
-    yield _case("examples without replacement", single, BOTH)
+    yield _case("examples without replacement", examples, BOTH)
     yield _case("examples clipped, of drawn tasks", drawn, BOTH, **one)
     yield _case("grouped, episodes by Poisson sampling", half, BOTH)
     yield _case("grouped, classes without replacement", six, BOTH)
-    yield _case("grouped, episodes by random allocation", dealt, BOTH, num_steps=4)
+    yield _case("grouped, episodes by random allocation", dealt, BOTH)
     yield _case("independent episodes", several, BOTH, is_attained=False)
-    yield _case("examples by random allocation", bins, BOTH, num_steps=4)
-    yield _case("examples by random allocation", bins, ONE, num_steps=4)
-    yield _case("shuffled epochs", shuffled, BOTH, num_steps=4, is_attained=False)
+    yield _case("examples by random allocation", bins, BOTH)
+    yield _case("examples by random allocation", bins, ONE)
+    yield _case("shuffled epochs", shuffled, BOTH, is_attained=False)
     yield from person_cases()
-
-
-def _case(
-    name: str,
-    design: Any,
-    relation: str,
-    *,
-    num_steps: int = 1,
-    is_attained: bool = True,
-    **units: Any,
-) -> Case:
-    """A design with noise for a claim of 2 nats."""
-    step = jde.GaussianStep(
-        design, noise_multiplier=1.0, neighboring_relation=relation, **units
-    )
-    noise = jde.calibrate_noise_multiplier(
-        step, epsilon=2.0, delta=DELTA, num_steps=num_steps
-    )
-    step = dataclasses.replace(step, noise_multiplier=round(float(noise), 3))
-    name = f"{name}, {relation}"
-    return Case(name, step, is_attained=is_attained, num_steps=num_steps)
 
 
 def in_classes(bound: int, copies: int = 1, each: int = 1) -> ExampleTable:
@@ -137,30 +130,16 @@ def _table(codes: np.ndarray, sizes: Any, *names: str) -> ExampleTable:
 
 def person_cases() -> Iterator[Case]:
     """Every design that has a theorem about people."""
-    five, six = in_classes(5), everybody()
-    of_five: Any = {"classes": 5, "examples": 1}
-    of_all: Any = {"classes": CLASSES, "examples": 1}
+    five = {"data": in_classes(5), "people": jde.PersonBounds(classes=5, examples=1)}
+    six = {"data": everybody()}
+    all_of = jde.PersonBounds(classes=CLASSES, examples=1)
     coins = Coins("class", sampling_probability=0.3)
     episodes = Coins("episode", sampling_probability=0.4)
 
-    def case(
-        name: str,
-        design: Any,
-        noise: float,
-        relation: str,
-        clip: str,
-        *how: Any,
-        **of: int,
-    ) -> Case:
-        step = jde.GaussianStep(
-            design,
-            noise_multiplier=noise,
-            clip_unit=clip,
-            privacy_unit="person",
-            neighboring_relation=relation,
-            people=jde.PersonBounds(**of) if of else None,
+    def case(name: str, design: Any, relation: str, clip: str, **how: Any) -> Case:
+        return _case(
+            name, design, relation, clip_unit=clip, privacy_unit="person", **how
         )
-        return Case(name, step, *how)
 
     def classes(scheme: Any, drawn: int, of: int) -> Any:
         below = Fixed("example", size=drawn, population=of)
@@ -181,75 +160,67 @@ def person_cases() -> Iterator[Case]:
         )
 
     # Clip units are classes.
-    for relation, noise, of, *how in (
-        (ZERO, 0.66, 5, five, 0, True),
-        (ONE, 0.77, 5, five, -0.3, True),
-        (BOTH, 0.96, 4, five, -1, False),
-    ):
-        name = f"classes by Poisson sampling, {relation}"
-        drawn = classes(coins, 2, of)
-        yield case(name, drawn, noise, relation, "class", *how, **of_five)
+    for relation, of, others in ((ZERO, 5, 0), (ONE, 5, -0.3), (BOTH, 4, -1)):
+        own = five | {"others": others, "is_attained": relation != BOTH}
+        design = classes(coins, 2, of)
+        yield case("classes by Poisson sampling", design, relation, "class", **own)
     design = classes(Coins("class", sampling_probability=1.0), 5, 10)
-    how = 1.84, ONE, "class", in_classes(2, 5), -1
-    yield case("classes, all drawn, replace_one", design, *how, classes=2, examples=1)
+    bounds = jde.PersonBounds(classes=2, examples=1)
+    own = {"data": in_classes(2, 5), "others": -1, "people": bounds}
+    yield case("classes, all drawn", design, ONE, "class", **own)
     design = classes(Fixed("class", size=8, population=12), 3, 5)
-    how = 1.76, ZERO, "class", five, -0.3
-    yield case("classes without replacement", design, *how, **of_five)
+    name = "classes without replacement"
+    yield case(name, design, ZERO, "class", others=-0.3, **five)
     # Examples are clipped one by one: others do not react, or take the place.
     design = jde.MultistageSampling(
         Coins("class", sampling_probability=0.8),
         Coins("example", sampling_probability=0.3, population=10),
     )
-    how = 2.04, BOTH, "example", in_classes(5, each=2)
-    name = "examples clipped, of drawn classes"
-    yield case(name, design, *how, classes=5, examples=2)
-    four = several_examples(4, 39)
+    bounds = jde.PersonBounds(classes=5, examples=2)
+    own = {"data": in_classes(5, each=2), "people": bounds}
+    yield case("examples clipped, of drawn classes", design, BOTH, "example", **own)
+    four = {"data": several_examples(4, 39), "people": jde.PersonBounds(examples=4)}
     design = Coins("example", sampling_probability=0.2, population=50)
-    name = "examples clipped, by Poisson sampling"
-    yield case(name, design, 0.81, ZERO, "example", four, examples=4)
+    yield case("examples clipped, by Poisson sampling", design, ZERO, "example", **four)
     design = Fixed("example", size=10, population=43)
     name = "examples clipped, without replacement"
-    yield case(name, design, 1.83, ONE, "example", four, -1, examples=4)
+    yield case(name, design, ONE, "example", others=-1, **four)
     design = Bins("example", steps_per_epoch=4)
-    how = 1.39, ZERO, "example", several_examples(3, 20), None, False
+    own = {"data": several_examples(3, 20), "people": jde.PersonBounds(examples=3)}
     name = "three examples clipped, by random allocation"
-    yield case(name, design, *how, examples=3)
+    yield case(name, design, ZERO, "example", is_attained=False, **own)
     # Episodes of classes.
-    for relation, noise, of, *how in (
-        (ZERO, 1.05, 6, six, 0, True),
-        (BOTH, 1.67, 5, six, -1, False),
-    ):
-        name = f"grouped, in all 12 classes, {relation}"
-        yield case(name, grouped(of), noise, relation, "episode", *how, **of_all)
-    name = "grouped, in 5 of 12 classes"
-    yield case(name, grouped(5), 0.73, ZERO, "episode", five, **of_five)
+    for relation, of, others in ((ZERO, 6, 0), (BOTH, 5, -1)):
+        own = six | {"others": others, "is_attained": relation == ZERO}
+        name = "grouped, in all 12 classes"
+        yield case(name, grouped(of), relation, "episode", people=all_of, **own)
+    yield case("grouped, in 5 of 12 classes", grouped(5), ZERO, "episode", **five)
     one = classes(Fixed("class", size=3, population=CLASSES), 1, 6)
     design = jde.IndependentEpisodes(one, num_episodes=3)
-    how = 1.22, ZERO, "episode", six, -0.3
-    yield case("independent episodes", design, *how, **of_all)
+    own = six | {"people": all_of, "others": -0.3}
+    yield case("independent episodes of a person", design, ZERO, "episode", **own)
     # Episodes within blocks of six people.
-    for relation, noise in ((ZERO, 0.47), (ONE, 0.53)):
-        name = f"blocks of two people, {relation}"
-        yield case(name, blocks(episodes, 2, 2), noise, relation, "episode", six)
-    how = 0.31, ZERO, "episode", six, -1
+    for relation in (ZERO, ONE):
+        design = blocks(episodes, 2, 2)
+        yield case("blocks of two people", design, relation, "episode", **six)
+    design, own = blocks(episodes, 6, 1), six | {"people": all_of}
     name = "a block whose episode may miss the person"
-    yield case(name, blocks(episodes, 6, 1), *how, **of_all)
-    how = 0.58, ZERO, "episode", six
-    yield case("three episodes of a block", blocks(episodes, 6, 1, 3), *how, **of_all)
+    yield case(name, design, ZERO, "episode", others=-1, **own)
+    design = blocks(episodes, 6, 1, 3)
+    yield case("three episodes of a block", design, ZERO, "episode", **own)
     design = blocks(Bins("episode", steps_per_epoch=4), 2, 2)
-    name = "blocks, episodes by random allocation"
-    yield case(name, design, 0.55, ZERO, "episode", six)
+    yield case("blocks, episodes by random allocation", design, ZERO, "episode", **six)
 
 
 def game_audits(draws: int) -> Audits:
-    """The audits by name; a design with epochs runs for one epoch."""
+    """The audits by name."""
 
-    def audit(name: str, case: Case, steps: int) -> list[AuditRow]:
+    def audit(name: str, case: Case) -> list[AuditRow]:
         found = audit_mechanism(
             case.step,
             data=case.data,
             others=case.others,
-            num_steps=steps,
+            num_steps=case.num_steps,
             deltas=(DELTA,),
             num_draws=draws,
         )
@@ -261,9 +232,7 @@ def game_audits(draws: int) -> Audits:
 
     audits: Audits = {}
     for case in cases():
-        steps, scheme = case.num_steps, case.step.design.schemes[0]
-        if isinstance(scheme, Bins):
-            steps = int(np.asarray(scheme.steps_per_epoch))
-        name = f"{case.name} ({case.step.noise_multiplier:g}), T={steps}"
-        audits[name] = partial(audit, name, case, steps)
+        noise = case.step.noise_multiplier
+        name = f"{case.name} ({noise:g}), T={case.num_steps}"
+        audits[name] = partial(audit, name, case)
     return audits

@@ -60,7 +60,10 @@ def main() -> int:
         if result["failure"]:
             print(result["failure"], file=sys.stderr)
         sys.stdout.flush()
-        write(options.out, results)
+        done = sum(result["cases"] for result in results)
+        document = {**provenance(), "cases": done, "results": results}
+        text = json.dumps(document, indent=1) + "\n"
+        (options.out / "fuzz.json").write_text(text)
     failed = sum(result["failure"] is not None for result in results)
     cases = sum(result["cases"] for result in results)
     print(f"{cases:,} cases, {failed} readers with another error")
@@ -68,16 +71,6 @@ def main() -> int:
     for name in slow:
         print(f"{name}: a case took more than {SLOWEST} s", file=sys.stderr)
     return int(bool(slow) or any(result["failure"] for result in results))
-
-
-def write(out: Path, results: list[dict[str, Any]]) -> None:
-    """Writes the results so far."""
-    document = {
-        **provenance(),
-        "cases": sum(result["cases"] for result in results),
-        "results": results,
-    }
-    (out / "fuzz.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,8 @@
 ``python experiments/trust/mutations.py --out results/mutations`` runs each check twice,
 on the code as it is and with the fault planted, and writes ``mutations.json`` after
 every fault. A fault counts as caught only if the same check finds nothing without it.
-The exit code is 1 if one was not caught.
-
-``--quick`` uses as little effort as the tests do. ``--only`` selects faults by words in
-their names, and ``--add`` keeps the folder's results for the others if their effort was
-the same. The faults are in ``tests/mutation/faults.py``.
+The exit code is 1 if one was not caught. ``--quick`` uses as little effort as the tests
+do, ``--only`` selects faults by words in their names.
 """
 
 from __future__ import annotations
@@ -47,36 +44,23 @@ def found(fault: Fault, effort: Effort, known: dict[Check, Verdict]) -> dict[str
     }
 
 
-def kept_rows(path: Path, effort: Effort) -> list[dict[str, Any]]:
-    """Returns a file's results for faults that still exist, each with its date."""
-    old = json.loads(path.read_text(encoding="utf-8"))
-    if old["effort"] != effort._asdict():
-        raise SystemExit(f"{path} was made with another effort, {old['effort']}")
-    about = {"date": old["date"], "version": old["versions"]["jaxdp-episodic"]}
-    names = {fault.name for fault in FAULTS}
-    return [{**about, **row} for row in old["faults"] if row["fault"] in names]
-
-
 def main() -> int:
     """Plants all faults; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="*", default=[""])
-    parser.add_argument("--add", action="store_true")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     effort = QUICK if arguments.quick else FULL
     chosen = [f for f in FAULTS if any(word in f.name for word in arguments.only)]
     if not chosen:
         parser.error(f"--only: no fault has {arguments.only!r} in its name")
-    path, about = arguments.out / "mutations.json", provenance()
-    rows = kept_rows(path, effort) if arguments.add else []
-    own = {"date": about["date"], "version": about["versions"]["jaxdp-episodic"]}
+    path, about, rows = arguments.out / "mutations.json", provenance(), []
     known: dict[Check, Verdict] = {}
     for fault in chosen:
-        row = own | found(fault, effort, known)
-        rows = [*(r for r in rows if r["fault"] != fault.name), row]
+        row = found(fault, effort, known)
+        rows.append(row)
         caught = all(r["is_caught"] for r in rows)
         head = {"version": 1, **about, "effort": effort._asdict(), "all_caught": caught}
         text = json.dumps({**head, "faults": rows}, indent=1, allow_nan=False)

@@ -65,60 +65,34 @@ def table(head: list[str], rows: Iterable[list[str]]) -> str:
 
 def summary(results: Results, games: list[Row], trained: list[Row]) -> str:
     """The table of all attempts: what, how often, and the result."""
-    draws, fuzz, pairs = (
-        results["audit"]["draws"],
-        results["fuzz"],
-        results["allocation"],
-    )
-    found = results["mutations"]["faults"]
+    draws, fuzz = results["audit"]["draws"], results["fuzz"]
+    pairs, found = results["allocation"], results["mutations"]["faults"]
     kills, several = results["kills"]["facts"], results["distributed"]["facts"]
     failed = sum(result["failure"] is not None for result in fuzz["results"])
     most = max(abs(row["deviations"]) for row in pairs["rows"] if row["is_attained"])
     least = math.floor(100 * min(map(share, games)))
     refuted = sum(row["is_refuted"] for row in pairs["rows"]) or "no"
     attackers = {(row["name"], row["attacker"]) for row in trained}
-    lines = [
-        [
-            "audit games of designs, people included",
-            f"{len(games)} designs, {draws['games']:,} runs of each with the unit and "
-            "as many without",
-            f"{disproved(games)}; where the claim is attained at least {least}% of it "
-            "is shown",
-        ],
-        [
-            "pairs of random allocation, simulated",
-            f"{len(pairs['rows'])} values of delta, {pairs['draws']:,} runs each",
-            f"{refuted} claim refuted; at most {most:.1f} standard errors from the "
-            "exact value",
-        ],
-        [
-            "audits of the trainer",
-            f"{len(attackers)} audits, by canaries and by "
-            f"{draws['steps of the trainer']:,} steps with and without the unit",
-            disproved(trained),
-        ],
-        [
-            "planted faults",
-            f"{len(found)} faults",
-            f"{sum(fault['is_caught'] for fault in found)} caught",
-        ],
-        [
-            "kill -9 at random moments of training",
-            f"{kills['processes killed']} kills, {kills['runs finished']} runs",
-            f"{kills['violations']} violations of the ledger's contract",
-        ],
-        [
-            "kill -9 of one of several processes",
-            f"{several['processes killed']} kills",
-            f"{several['violations']} violations",
-        ],
-        [
-            "hostile input",
-            f"{fuzz['cases']:,} broken files, {len(fuzz['results'])} readers",
-            f"{failed} readers with anything but a clear error",
-        ],
-    ]
-    return table(["what", "how often", "what was found"], lines)
+    lines = f"""
+audit games of designs, people included | {len(games)} designs, {draws["games"]:,} \
+runs of each with the unit and as many without | {disproved(games)}; where the claim \
+is attained at least {least}% of it is shown
+pairs of random allocation, simulated | {len(pairs["rows"])} values of delta, \
+{pairs["draws"]:,} runs each | {refuted} claim refuted; at most {most:.1f} standard \
+errors from the exact value
+audits of the trainer | {len(attackers)} audits, by canaries and by \
+{draws["steps of the trainer"]:,} steps with and without the unit | {disproved(trained)}
+planted faults | {len(found)} faults | {sum(f["is_caught"] for f in found)} caught
+kill -9 at random moments of training | {kills["processes killed"]} kills, \
+{kills["runs finished"]} runs | {kills["violations"]} violations of the ledger's \
+contract
+kill -9 of one of several processes | {several["processes killed"]} kills | \
+{several["violations"]} violations
+hostile input | {fuzz["cases"]:,} broken files, {len(fuzz["results"])} readers | \
+{failed} readers with anything but a clear error
+"""
+    head = ["what", "how often", "what was found"]
+    return table(head, [line.split(" | ") for line in lines.strip().splitlines()])
 
 
 def disproved(rows: list[Row]) -> str:
@@ -171,13 +145,8 @@ def moments(found: Row) -> str:
 
 def wrapped(line: str, indent: str) -> str:
     """Returns a paragraph in lines of the pages' width."""
-    return textwrap.fill(
-        line,
-        width=120,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    words: Any = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(line, width=120, subsequent_indent=indent, **words)
 
 
 def picture(rows: list[Row], path: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import os
 import platform
+from importlib.metadata import version
 from typing import Any
 
-import jaxdp_episodic as jde
-
-PACKAGES = ("jax", "numpy", "hypothesis", "pyarrow")
+PACKAGES = ("jaxdp-episodic", "jax", "numpy", "hypothesis", "pyarrow")
 
 
 def provenance() -> dict[str, Any]:
@@ -23,16 +21,7 @@ def provenance() -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
         "machine": f"{cores}, {platform.system()} {platform.machine()}",
         "versions": {
-            "jaxdp-episodic": jde.__version__,
             "python": platform.python_version(),
-            **{name: _version(name) for name in PACKAGES},
+            **{name: version(name) for name in PACKAGES},
         },
     }
-
-
-def _version(package: str) -> str | None:
-    """The version, or None where the package is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

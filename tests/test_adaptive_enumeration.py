@@ -14,7 +14,6 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
 from jaxdp_episodic.accountant.methods.run import DeltaAt, Run
 from menus import budget_graph
 from oracles import adaptive
-from rows import fast_and_slow
 
 # Largest number of histories of an enumerated run.
 MOST_HISTORIES = 3_000
@@ -77,30 +76,29 @@ def test_a_budget_below_every_price_costs_nothing():
 # --- Runs within runs ---
 
 
-def _answer(rng):
-    """A release of two or three outputs, and its pair."""
-    if rng.random() < 0.5:
-        share, buckets = float(rng.uniform(0.3, 0.9)), int(rng.integers(2, 4))
-        uniform = np.full(buckets, 1 / buckets)
-        own = share * uniform + (1 - share) * np.eye(buckets)[0]
-        release = jde.RandomizedResponse(
-            share, buckets, neighboring_relation="zero_out"
-        )
-        return release, (own, uniform)
-    epsilon = float(rng.uniform(0.1, 1.0))
-    masses = np.array([np.exp(epsilon), 1.0]) / (1 + np.exp(epsilon))
-    return jde.ApproximateDP(epsilon), (masses, masses[::-1])
-
-
-def _answer_or_all(rng):
+def _claim(epsilon, lost=0.0):
     """A release that reveals everything with some probability, and its pair."""
-    release, (p, q) = _answer(rng)
-    lost = float(rng.uniform(0.0, 0.1))
-    if not isinstance(release, jde.ApproximateDP):
-        return release, (p, q)
-    p, q = (1 - lost) * p, (1 - lost) * q
-    pair = np.array([lost, *p, 0.0]), np.array([0.0, *q, lost])
-    return jde.ApproximateDP(release.epsilon, lost), pair
+    masses = (1 - lost) * np.array([np.exp(epsilon), 1.0]) / (1 + np.exp(epsilon))
+    pair = (masses, masses[::-1])
+    if lost:
+        pair = [lost, *pair[0], 0.0], [0.0, *pair[1], lost]
+    return jde.ApproximateDP(epsilon, lost), pair
+
+
+def _answer(rng, most_lost=None):
+    """A release of two to four outputs, and its pair."""
+    is_response = rng.random() < 0.5
+    if is_response:
+        share, buckets = float(rng.uniform(0.3, 0.9)), int(rng.integers(2, 4))
+    else:
+        epsilon = float(rng.uniform(0.1, 1.0))
+    lost = float(rng.uniform(0.0, most_lost)) if most_lost else 0.0
+    if not is_response:
+        return _claim(epsilon, lost)
+    uniform = np.full(buckets, 1 / buckets)
+    own = share * uniform + (1 - share) * np.eye(buckets)[0]
+    release = jde.RandomizedResponse(share, buckets, neighboring_relation="zero_out")
+    return release, (own, uniform)
 
 
 def _worst(menu, moves, state, ratio):
@@ -113,7 +111,7 @@ def _worst(menu, moves, state, ratio):
 
 def _run_within(rng):
     """Options of two menus, an inner run of prices, and its moves."""
-    plain, inner = _answer_or_all(rng), [_answer(rng) for _ in range(2)]
+    plain, inner = _answer(rng, 0.1), [_answer(rng) for _ in range(2)]
     prices = {"a": 1, "b": int(rng.integers(1, 3))}
     options = {name: release for name, (release, _) in zip("ab", inner, strict=True)}
     run = jde.AdaptiveRun(options, prices=prices, budget=2)
@@ -178,7 +176,7 @@ def _limited(rng, depth, leaves, what):
             options[name], inner = _limited(rng, depth - 1, leaves, kind)
             mirrored.append(inner)
         else:
-            options[name], pair = _answer_or_all(rng)
+            options[name], pair = _answer(rng, 0.1)
             mirrored.append(len(leaves))
             leaves.append(pair)
     numbers = tuple(int(n) for n in rng.integers(1, 3, len(options)))
@@ -216,33 +214,23 @@ def test_runs_of_quotas_stay_open_beside_other_options():
 def test_a_priced_run_of_quotas_may_come_after_options_beside_them():
     """Score; then b, chosen by the score; then search: more than the whole of a."""
 
-    def answer(epsilon, lost=0.0):
-        masses = np.array([np.exp(epsilon), 1.0]) / (1 + np.exp(epsilon))
-        pair = [
-            [lost, *((1 - lost) * masses), 0.0],
-            [0.0, *((1 - lost) * masses[::-1]), lost],
-        ]
-        return jde.ApproximateDP(epsilon, lost), pair
-
     def geometric(noise, sensitivity=1):
         release = jde.DiscreteLaplaceRelease(
             noise, sensitivity=sensitivity, sampling_probability=0.5
         )
         k = np.arange(-150, 151)
-        with_unit, without = (
-            np.exp(-noise * np.abs(k - at)) for at in (sensitivity, 0)
-        )
-        with_unit, without = with_unit / with_unit.sum(), without / without.sum()
-        with_unit = 0.5 * (with_unit + without)
+        masses = [np.exp(-noise * np.abs(k - at)) for at in (sensitivity, 0)]
+        other, without = (m / m.sum() for m in masses)
+        with_unit = 0.5 * (other + without)
         # Outputs of equal loss are merged, which changes no divergence.
         losses = np.round(np.log(with_unit / without), 12)
         values, which = np.unique(losses, return_inverse=True)
-        pair = (np.bincount(which, m, len(values)) for m in (with_unit, without))
-        return release, list(pair)
+        pair = [np.bincount(which, m, len(values)) for m in (with_unit, without)]
+        return release, pair
 
     menu = [
-        *(geometric(0.7, 2), answer(1.0), answer(0.5, 0.05)),
-        *(geometric(1.2), answer(0.5)),
+        *(geometric(0.7, 2), _claim(1.0), _claim(0.5, 0.05)),
+        *(geometric(1.2), _claim(0.5)),
     ]
     (score, u, v, w, x), pairs = zip(*menu, strict=True)
     one = {"prices": {"u": 1, "v": 1}, "budget": 1}
@@ -311,38 +299,3 @@ def test_an_odometer_and_a_target_with_runs_that_stay_open():
     assert delta < true(4, lambda _: np.exp(0.5)) * 0.99
     found = jde.AdaptiveRun(options, prices=prices, epsilon=0.5, delta=delta)
     assert found.budget == 3
-
-
-def _sampled(rate, noise):
-    level = jde.Poisson("example", sampling_probability=rate)
-    design = jde.MultistageSampling(level)
-    return jde.GaussianStep(design, noise_multiplier=noise)
-
-
-@pytest.mark.parametrize(
-    ("rates", "noises", "prices", "budget", "epsilon"),
-    fast_and_slow(
-        [
-            ([0.1, 0.1, 0.1], [1.5, 2.2, 3.3], [15, 5, 2], 60, 0.5),
-            ([1.0, 0.3], [6.0, 3.0], [2, 1], 9, 0.6),
-        ],
-        lambda *row: row[3] == 9,
-    ),
-)
-def test_interval_contains_a_quadrature_of_steps(
-    rates, noises, prices, budget, epsilon
-):
-    """Independent of lattices and chords; good to some 1e-5 of delta."""
-    true = max(
-        adaptive.SampledSteps(rates, noises, prices, budget, way).delta(epsilon)
-        for way in (True, False)
-    )
-    names = [f"option {k}" for k in range(len(rates))]
-    run = jde.AdaptiveRun(
-        {n: _sampled(*x) for n, *x in zip(names, rates, noises, strict=True)},
-        prices=dict(zip(names, prices, strict=True)),
-        budget=budget,
-    )
-    lower, upper = run.delta_interval(epsilon=epsilon)
-    assert lower * (1 - 5e-5) <= true <= upper * (1 + 5e-5)
-    assert upper - lower <= 1e-3 * upper

@@ -197,26 +197,6 @@ def cleared(monkeypatch):
     return calls
 
 
-def mappings():
-    return _engine._MAPPINGS.read_bytes().count(b"\n")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not _engine._MAPPINGS_LIMIT.exists(), reason="no such limit here")
-def test_kernels_are_forgotten_and_compiled_again(cleared, monkeypatch, tmp_path):
-    limit = tmp_path / "limit"
-    limit.write_text(str(10 * mappings()))
-    monkeypatch.setattr(_engine, "_MAPPINGS_LIMIT", limit)
-    monkeypatch.setenv(_engine.VARIABLE, "jax")
-    first = jde.privacy_profile(step(), 0.5)
-    assert not cleared
-    crowded = mappings()
-    limit.write_text("1")
-    assert jde.privacy_profile(step(), 0.5) == first
-    assert cleared and mappings() < crowded
-    assert jde.privacy_profile(step(), 0.5) == first
-
-
 def test_mappings_are_not_counted_at_every_call(cleared, monkeypatch, tmp_path):
     limit = tmp_path / "limit"
     limit.write_text("1")

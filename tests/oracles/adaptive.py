@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import interpolate, special
 
 Moves = Callable[[Hashable], list[tuple[int, Hashable]]]
 Pair = tuple[Sequence, Sequence]
@@ -126,79 +125,3 @@ def random_menu(rng, options: int, outputs: int, grain: int = 12) -> list[Pair]:
         return np.diff([0, *cuts, grain]) / grain
 
     return [(masses(), masses()) for _ in range(options)]
-
-
-# Steps of Gaussian noise, by quadrature: no lattice, no chords, nothing certified.
-
-# Standard deviations on either side: what lies beyond weighs 1e-23.
-REACH = 10.0
-# Nodes of Gauss-Legendre's rule in one step's noise.
-NOISE_NODES = 200
-# Places of log g at which w is kept, and the largest of them.
-PLACES, LARGEST = 4_001, 6.0
-
-
-class SampledSteps:
-    """w(left, g) of a menu of Poisson-sampled Gaussian steps, and its maximiser."""
-
-    def __init__(self, rates, noises, prices, budget, forward=True):
-        self.rates, self.noises, self.prices = rates, noises, prices
-        self.forward, self.budget = forward, budget
-        nodes, weights = special.roots_legendre(NOISE_NODES)
-        self.log_g = np.linspace(-LARGEST, LARGEST, PLACES)
-        smallest = np.maximum(-np.expm1(self.log_g), 0)
-        self.values = [smallest]
-        quadrature = []
-        for rate, noise in zip(rates, noises, strict=True):
-            shift = 1 / noise
-            x = (nodes * (2 * REACH + shift) + shift) / 2
-            width = weights * (2 * REACH + shift) / 2
-            without = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
-            log_ratio = self.loss(rate, noise, x)
-            p = without * np.exp(log_ratio)
-            mass, loss = (p, log_ratio) if forward else (without, -log_ratio)
-            quadrature.append((mass * width, loss))
-        for left in range(1, budget + 1):
-            best = smallest
-            for k, (mass, loss) in enumerate(quadrature):
-                if prices[k] > left:
-                    continue
-                if left - prices[k] < min(prices):
-                    value = self.single(rates[k], noises[k])
-                else:
-                    after = self.after(left - prices[k])
-                    value = after(self.log_g[:, None] - loss) @ mass
-                best = np.maximum(best, value)
-            self.values.append(best)
-
-    @staticmethod
-    def loss(rate, noise, x):
-        """log of the density with the unit over the one without, at an output x."""
-        with np.errstate(divide="ignore"):  # rate 1: always drawn
-            without = np.log1p(-rate)
-        return np.logaddexp(without, np.log(rate) + x / noise - 0.5 / noise**2)
-
-    def single(self, rate, noise):
-        """The hockey stick of one step at all places: its hinge defeats quadrature."""
-        sign = 1 if self.forward else -1
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = (np.exp(sign * self.log_g) - (1 - rate)) / rate
-            cut = np.where(ratio > 0, noise * np.log(ratio) + 0.5 / noise, -np.inf)
-        without = special.ndtr(-sign * cut)
-        mixed = (1 - rate) * without + rate * special.ndtr(-sign * (cut - 1 / noise))
-        p, q = (mixed, without) if self.forward else (without, mixed)
-        return np.maximum(p - np.exp(self.log_g) * q, 0)
-
-    def after(self, left):
-        """w(left, e^y) as a function of y."""
-        if left < min(self.prices):
-            return lambda y: np.maximum(-np.expm1(y), 0)
-        spline = interpolate.CubicSpline(self.log_g, self.values[left])
-        return lambda y: np.where(
-            y < -LARGEST,
-            -np.expm1(np.minimum(y, 0)),
-            np.maximum(spline(np.minimum(y, LARGEST)), 0),
-        )
-
-    def delta(self, epsilon: float) -> float:
-        return float(self.after(self.budget)(np.array(epsilon)))

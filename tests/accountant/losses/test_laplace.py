@@ -160,10 +160,7 @@ def test_rdp_against_the_closed_form():
 
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "delta"),
-    [
-        (2.0, 0.5, 4, 1e-4),
-        pytest.param(1.0, 0.1, 300, 1e-6, marks=pytest.mark.slow),
-    ],
+    [(2.0, 0.5, 4, 1e-4), pytest.param(1.0, 0.1, 300, 1e-6, marks=pytest.mark.slow)],
 )
 def test_epsilon_against_dp_accounting(noise, rate, steps, delta):
     step = jde.LaplaceRelease(noise, sampling_probability=rate)

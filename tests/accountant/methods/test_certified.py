@@ -240,19 +240,6 @@ def test_delta_inverts_epsilon(kind):
     assert of_lower <= math.log(1e-6) <= of_upper
 
 
-def test_order_and_splitting_of_steps_do_not_matter():
-    a, b = loss("sampled", rate=0.05), loss("antipodal", rate=0.1, noise=2.0)
-    runs = [
-        Run((a, b), (np.array([40.0]), np.array([90.0]))),
-        Run((b, a), (np.array([90.0]), np.array([40.0]))),
-        Run((a, b, b), (np.array([40.0]), np.array([30.0]), np.array([60.0]))),
-    ]
-    ends = [pld_bounds(epsilon_at(math.log(1e-6)), run) for run in runs]
-    for lower, upper in ends:
-        assert upper - lower <= 0.01 * lower
-        assert all(low <= upper and lower <= high for low, high in ends)
-
-
 @pytest.mark.slow
 def test_narrower_ends_can_be_requested_or_refused():
     run = one_run("sampled", 1e3, rate=0.01)
@@ -358,15 +345,6 @@ def test_settings_that_lose_nothing_or_everything():
     assert np.array_equal(lower, np.full(4, -np.inf))
 
 
-def test_batch_equals_single():
-    run, log_delta = random_settings("sampled", 3, 11)
-    lower, upper = pld_bounds(epsilon_at(log_delta), run)
-    run = run.flattened((3,))
-    for i in range(3):
-        low, high = pld_bounds(epsilon_at(log_delta[i]), run.take(np.array([i])))
-        assert low <= upper[i] and lower[i] <= high
-
-
 def test_a_count_that_is_not_whole_is_refused():
     with pytest.raises(ValueError, match="whole"):
         pld_bounds(epsilon_at(-10.0), one_run("sampled", 1.5))
@@ -451,21 +429,6 @@ def test_the_lower_distribution_is_below(p, s, spacing, center, count, tilt, may
             for m, x in zip(masses, losses, strict=True)
         )
         assert mine <= exact * (1 + 1e-12) + 1e-18
-
-
-def test_a_peak_off_the_lattice_costs_little():
-    """The error is of second order, wherever it is between two grid points."""
-    p, s, spacing, _, count = LATTICES[1]
-    fine_points, fine = bins_of(p, s, spacing / 50, -p, 50 * count)
-    mass, loss = lattice.merged_losses(fine_points, fine)
-    truth = math.log1p(float(mass @ np.expm1(3 * loss)))
-    for place in (0.0, 0.05, 0.15, 0.3):
-        points, bins = bins_of(p, s, spacing, -2.1e-4 + place * spacing, count)
-        masses, shift = lattice.lower_distribution(points, bins, 3.0)
-        growth = float(masses @ np.expm1(3 * (points[::2] + shift))) + masses.sum() - 1
-        lost = truth - math.log1p(growth)
-        # a twentieth of the spacing would be 2e-4, three spacings squared 7e-6
-        assert 0 < lost <= 3 * spacing**2
 
 
 def test_errors_of_the_masses_go_to_the_safe_side():

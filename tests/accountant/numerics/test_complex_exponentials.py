@@ -137,25 +137,3 @@ def test_one_minus_cosine_near_multiples_of_2_pi(engine):
     np.testing.assert_allclose(versine[:50], 2 * np.sin(angles / 2) ** 2, rtol=1e-15)
     np.testing.assert_allclose(sine[:50], np.sin(angles), rtol=1e-15)
     np.testing.assert_allclose(sine[50:], np.sin(8 * np.pi + angles), atol=1e-15)
-
-
-@pytest.mark.slow
-def test_trailing_rows_without_weight_change_nothing():
-    rng = np.random.default_rng(3)
-    weight, position, z = (
-        tuple(rng.normal(size=(2, number, 2))) for number in (6, 6, 5)
-    )
-    # A row of 0 in front matters, since a column has terms after it.
-    for part in weight:
-        part[1], part[4:, 0] = 0.0, 0.0
-    longer = [np.concatenate([a, np.zeros((3, 2))]) for a in weight]
-    beyond = [np.concatenate([a, np.full((3, 2), 7.0)]) for a in position]
-
-    num_used = ce._num_used
-    assert num_used(weight) == num_used(longer) == 6
-    terms = np.expm1((z[0] + 1j * z[1])[:, None] * (position[0] + 1j * position[1]))
-    expected = ((weight[0] + 1j * weight[1]) * terms).sum(axis=1)
-    for form in SUMS.values():
-        short = form(z, weight, position)
-        np.testing.assert_array_equal(short, form(z, longer, beyond))
-        np.testing.assert_allclose(short[0] + 1j * short[1], expected, rtol=1e-13)

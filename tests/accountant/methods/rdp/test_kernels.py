@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,30 +159,6 @@ HARD = [
 @pytest.mark.parametrize("kind, run", HARD)
 def test_search_near_jumps(kind, run):
     check_search(kind, run)
-
-
-@dataclass(frozen=True)
-class Misled(SampledGaussianLoss):
-    """A loss that says something else of where to start."""
-
-    factor: Any
-
-    def hints(self):
-        right = super().hints()
-        return right._replace(
-            rate=right.rate * self.factor, odds=right.odds * self.factor
-        )
-
-
-def test_search_does_not_cycle():
-    """Newton's method has cycles of two, which are broken from any start."""
-    fields = (np.full((1, 64), value) for value in (0.24317, 0.18926551, 0.70889352))
-    group = Group(
-        Misled(*fields, np.geomspace(0.02, 1, 64)[None]), np.full((1, 64), 44)
-    )
-    search = float64_boundary(kernels.best_epsilon)
-    found, _ = search(np.full(64, math.log(1e-5)), (group,))
-    np.testing.assert_allclose(found, 3.308434, rtol=1e-4)
 
 
 def _sampled(rate, noise, num_steps) -> tuple[Group]:

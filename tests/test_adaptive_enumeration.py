@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -123,8 +121,8 @@ def _run_within(rng):
     "number", [4, pytest.param(40, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_a_run_within_a_run_is_the_worst_of_all_strategies(number):
-    """Also of strategies that leave it midway; a fixed plan instead costs less."""
-    rng, below = np.random.default_rng(number), 0
+    """Also of strategies that leave it midway."""
+    rng = np.random.default_rng(number)
     for _ in range(number):
         plain, inner, menu, inner_moves, start = _run_within(rng)
         options, epsilon = {"plain": plain, "run": inner}, rng.uniform(0, 1.2)
@@ -153,18 +151,6 @@ def test_a_run_within_a_run_is_the_worst_of_all_strategies(number):
             )
             assert lower * (1 - 1e-12) <= true <= upper * (1 + 1e-12)
             assert upper <= true * (1 + 1e-4)
-        # The inner run's worst fixed plan, composed with the others, is exceeded.
-        most = [inner.most(name) for name in inner.options]
-        plans = [
-            jde.compose(
-                (plain, counts[0]), *zip(inner.options.values(), n, strict=True)
-            )
-            for n in itertools.product(*(range(counts[1] * m + 1) for m in most))
-            if inner.prices["a"] * n[0] + inner.prices["b"] * n[1]
-            <= counts[1] * inner.budget
-        ]
-        below += max(jde.delta(p, epsilon=epsilon) for p in plans) < true * (1 - 1e-6)
-    assert below
 
 
 def _limited(rng, depth, leaves, what):

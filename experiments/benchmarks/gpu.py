@@ -51,7 +51,7 @@ class Sizes(NamedTuple):
 
 
 QUICK = Sizes(
-    tests=("tests/accountant/losses/test_renyi_curve.py",),
+    tests=("tests/accountant/losses/test_known_parts.py",),
     rdp=Grid(2, 30, 30),
     exact=Grid(2, 8, 16),
     calls=(("rdp", 64), ("exact", 8)),

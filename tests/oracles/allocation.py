@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
+from scipy.special import ndtr
 
 
 def _panels(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -121,26 +121,6 @@ def drawn_moment_of_two(n: int, steps: int, shift: float, r: float) -> float:
         return base * (excess(v, n) + excess(v, 1 - n))
 
     return mean_of_two(both, steps, shift)
-
-
-def log_excess_of_drawn_move(n: float, move: float, r: float) -> float:
-    """``log(E w^n - 1)`` of a pair with ``r D(1 + (g-1)/r)`` both ways, D a Gaussian's.
-
-    ``E f(w) - 1 = int (f''(g) + g^-3 f''(1/g)) H_g dg`` over g > 1, of such a pair.
-    """
-    last = np.log(60 + 2 * n * move * (move + 20))
-    v, step = np.linspace(-6.0, last, 6000, retstep=True)
-    u = np.exp(v - np.exp(-v))
-    # log(1 + (e^u - 1)/r)
-    inner = np.log1p(np.expm1(np.minimum(u, 40.0)) / r)
-    inner = np.where(u < 40, inner, u - np.log(r))
-    tail = log_ndtr(0.5 * move - inner / move)
-    other = inner + log_ndtr(-0.5 * move - inner / move)
-    with np.errstate(divide="ignore"):
-        profile = tail + np.log(-np.expm1(np.minimum(other - tail, 0.0))) + np.log(r)
-    slope = np.log(u * (1 + np.exp(-v)) * step)
-    terms = np.logaddexp((n - 1) * u, -n * u) + profile + slope
-    return float(np.logaddexp.reduce(terms) + np.log(n * (n - 1)))
 
 
 def antipodal_of_many(

@@ -208,37 +208,6 @@ def test_hard_settings(kind, direction, settings, alpha):
     assert_matches(KINDS[kind], settings, np.array([alpha]), direction)
 
 
-def merging_bumps(rng: np.random.Generator, count: int, *, antipodal: bool):
-    """Settings whose integrand has two bumps that have just merged, and orders."""
-    s = 10 ** rng.uniform(-1.5, 0, count)
-    critical = (1.0 if antipodal else 4.0) * 10 ** rng.uniform(-0.3, 0.3, count)
-    alpha = np.clip(critical / s**2, 1.01, 4096)
-    factor = 10 ** rng.uniform(-0.3, 0.3, count)
-    log_odds = (2 * alpha if antipodal else 0.5 * (alpha - 1)) * s**2 * factor
-    rate = 1 / (1 + np.exp(log_odds))
-    ones = np.ones(count)
-    near_one = 1 - 10 ** rng.uniform(-6, 0, count)
-    return Setting(
-        outer=ones,
-        rate=near_one if antipodal else rate,
-        inner=rate if antipodal else ones,
-        noise=1 / s,
-        num_episodes=ones,
-    ), alpha
-
-
-@pytest.mark.parametrize(
-    "count", [12, pytest.param(1_000, marks=pytest.mark.slow)], ids=["few", "many"]
-)
-def test_merging_bumps(count):
-    rng = np.random.default_rng(3)
-    for kind in ("sampled", "antipodal"):
-        settings, orders = merging_bumps(rng, count, antipodal=kind == "antipodal")
-        for i, alpha in enumerate(orders):
-            one = Setting(*(field[i : i + 1] for field in settings))
-            assert_matches(KINDS[kind], one, np.array([alpha]), "forward")
-
-
 def test_infinite_only_where_the_value_overflows():
     noise = np.array([1e-160, 1e-60, 1e-3, 1e300])
     step = jde.GaussianStep(poisson("example", np.array(0.5)), noise_multiplier=noise)
@@ -364,17 +333,3 @@ def test_orders_without_a_lattice():
 
 def sampled(rate, noise):
     return jde.GaussianStep(poisson("unit", rate), noise_multiplier=noise)
-
-
-@pytest.mark.parametrize("kind, direction", DIRECTED)
-def test_rates_just_below_one_at_large_orders(kind, direction):
-    """Almost everybody is drawn, so the probability of being left out decides."""
-    rng = np.random.default_rng(4)
-    settings = Setting(
-        outer=np.full(2, 0.5),
-        rate=1 - 10 ** rng.uniform(-12, -6, 2),
-        inner=np.full(2, 0.5),
-        noise=rng.uniform(1, 8, 2),
-        num_episodes=np.full(2, 2),
-    )
-    assert_matches(KINDS[kind], settings, 10 ** rng.uniform(1, 3.5, 2), direction)

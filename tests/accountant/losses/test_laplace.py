@@ -194,14 +194,3 @@ def test_a_single_release_has_a_closed_form():
     profile = jde.privacy_profile(jde.LaplaceRelease(0.5), [0.0, 1.0, 2.0, np.inf])
     np.testing.assert_allclose(profile, [*-np.expm1([-1.0, -0.5]), 0, 0], atol=1e-15)
     assert jde.delta(jde.LaplaceRelease(1.0), num_steps=10, epsilon=10.1) == 0
-
-
-def test_replace_one_doubles_the_distance():
-    changed = jde.LaplaceRelease(2.0, neighboring_relation="replace_one")
-    moved = jde.LaplaceRelease(1.0)
-    run = {"num_steps": 100, "delta": 1e-6}
-    assert jde.epsilon(changed, **run) == jde.epsilon(moved, **run)
-    with pytest.raises(NotImplementedError, match="sampling_probability below 1"):
-        jde.LaplaceRelease(
-            2.0, sampling_probability=0.5, neighboring_relation="replace_one"
-        )

@@ -10,7 +10,6 @@ import pytest
 
 from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.losses.allocated import AllocatedLoss
-from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
@@ -195,18 +194,3 @@ def test_moments_are_those_of_the_profiles_in_either_direction(kind):
             expected = t * (1 + t) * np.trapezoid(terms, u, axis=0)
             found = np.exp(excess(loss, t, direction))
             np.testing.assert_allclose(found, expected, rtol=1e-3)
-
-
-def test_a_pair_and_the_pair_exchanged_have_the_same_epsilon():
-    """The best order is that of the larger direction."""
-    loss = SHIPPED[FiniteLoss]
-    masses = [m - y for y, m in zip(loss.losses, loss.log_masses, strict=True)]
-    exchanged = FiniteLoss(
-        loss.outer_rate, tuple(-y for y in loss.losses), tuple(masses)
-    )
-    question = EpsilonAt(np.log(np.geomspace(1e-9, 1e-2, SIZE)))
-    found, same = (
-        rdp_bound(question, Run((one,), (np.full(SIZE, 30.0),)))[0]
-        for one in (loss, exchanged)
-    )
-    np.testing.assert_allclose(found, same, rtol=1e-9, atol=1e-12)

@@ -231,15 +231,6 @@ def test_gaussians_compose_by_their_closed_form(kind, steps, noise):
         assert upper - lower <= 2e-12 * max(abs(answer), 1)
 
 
-@pytest.mark.parametrize("kind", ["sampled", "antipodal"])
-def test_delta_inverts_epsilon(kind):
-    run = one_run(kind, 300, rate=0.02, noise=1.2, episodes=2)
-    lower, upper = pld_bounds(epsilon_at(math.log(1e-6)), run)
-    of_lower, _ = pld_bounds(DeltaAt(upper), run)
-    _, of_upper = pld_bounds(DeltaAt(lower), run)
-    assert of_lower <= math.log(1e-6) <= of_upper
-
-
 @pytest.mark.slow
 def test_narrower_ends_can_be_requested_or_refused():
     run = one_run("sampled", 1e3, rate=0.01)

@@ -96,6 +96,9 @@ def test_engines_agree_on_every_question(reference):
     with using_engine("jax"):
         for ours, theirs in zip(questions(), reference["numpy"], strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+    run = {"num_steps": 1000, "delta": 1e-6}
+    exact = [jde.epsilon(step(*settings(20)), engine=e, **run) for e in ENGINES]
+    np.testing.assert_allclose(*exact, rtol=2e-6)  # each has an error of 1e-6
 
 
 @pytest.mark.slow

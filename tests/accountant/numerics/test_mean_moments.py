@@ -118,12 +118,3 @@ def test_distances_of_two_terms_are_those_on_a_grid(bins, shift):
     y = x[::-1, ::-1]
     truth = np.sum((x - y) ** 2 / np.sqrt(x * y) * density[:, None] * density)
     assert np.exp(log_distance(bins, 2, shift)) == pytest.approx(truth, rel=1e-11)
-
-
-def test_far_nodes_do_not_depend_on_near_ones():
-    # Each form of the transform is computed only where it is used.
-    few, many = (Laplace(10.0, 10.0, 2.0, largest, 0.01) for largest in (8.0, 64.0))
-    z = np.array([0.3, 2.0, 7.5])
-    np.testing.assert_allclose(
-        few.log_excess_below(z), many.log_excess_below(z), rtol=0, atol=1e-12
-    )

@@ -66,17 +66,6 @@ def test_integers_are_searched_exactly():
     np.testing.assert_array_equal(found, last)
 
 
-def test_finished_elements_are_not_evaluated():
-    def excess(x, index):
-        assert np.all(index == 1)
-        return x - 3.0
-
-    low, high = np.array([5.0, 1.0, 2.0]), np.array([5.0, 9.0, 1.0])
-    found = largest_within(excess, low, high, tolerance=TOLERANCE)
-    assert found[0] == 5.0 and found[2] == 2.0
-    assert 3 * (1 - 2 * TOLERANCE) <= found[1] <= 3
-
-
 FALLING = {
     "logarithm": lambda x, root: np.log(root) - np.log(x),
     "Gaussian": lambda x, root: 1 - (x / root) ** 2,
@@ -127,15 +116,6 @@ def test_a_value_of_zero_ends_the_search(function):
     seen = []
     assert smallest_within(lambda x: seen.append(x) or function(x), np.ones(1)) == 5
     assert len(seen) < 20  # bisecting the rest would take 50
-
-
-def test_arguments_are_kept_and_may_be_empty():
-    low, high = np.array([1.0]), np.array([9.0])
-    largest_within(lambda x, _: x - 3, low, high, tolerance=TOLERANCE)
-    assert low[0] == 1.0 and high[0] == 9.0
-    none = np.empty(0)
-    found = largest_within(lambda x, _: x, none, none, tolerance=TOLERANCE)
-    assert found.shape == (0,)
 
 
 # --- Loops that each setting leaves separately ---

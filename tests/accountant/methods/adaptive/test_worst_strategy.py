@@ -248,42 +248,6 @@ def test_the_margin_makes_a_valid_odometer():
     assert less.lower > one
 
 
-@pytest.mark.slow
-def test_an_unresolved_direction_leaves_the_other_its_end(monkeypatch):
-    # Backward a coarse lattice finds no upper end, so Rényi's is used, which is small.
-    heavy = [gaussian(noise, 0.001) for noise in (0.6, 0.8, 1.0)]
-    problem = Problem.of(budget_graph((25, 5, 2), 500), heavy)
-    solver = Solver(EpsilonAt(np.array(math.log(1e-6))), problem)
-    renyi = dict(solver.uppers)
-    assert renyi[True] < 0.1 * renyi[False]
-    inf = math.inf
-    found = Solver.upper_end
-    monkeypatch.setattr(
-        Solver, "upper_end", lambda s, c: inf if c.x[-1] < 0.5 else found(s, c)
-    )
-    ends = solver.answer(1e-3)
-    assert solver.uppers[True] == renyi[True] < ends.lower
-    assert ends.upper - ends.lower < 5e-3
-
-
-def test_the_other_direction_is_the_left_side_of_the_recursion():
-    problem = Problem.of(budget_graph((15, 5, 2), 30), THREE)
-    solver = Solver(DeltaAt(np.array(0.3)), problem)
-    solver.share = 1e-12  # kernels keep terms that change no digit of the answer
-    rows = {}
-    for backward in (False, True):
-        view = solver.views[backward]._replace(tilt=0.0, left=2.0, right=2.0)
-        window = solver.window(view, 2.0**-9)
-        rows[backward] = solver.rows(backward, window, True)[0].values
-    x = window.points
-    middle = -window.first
-    left = rows[False][:middle][::-1] / np.exp(x[:middle][::-1])
-    right = rows[True][middle + 1 :]
-    size = min(len(left), len(right), 300)  # to 0.6 nats
-    # On the left the errors of the masses count fully: 1e-12 a step.
-    np.testing.assert_allclose(left[:size], right[:size], rtol=1e-6, atol=1e-10)
-
-
 @pytest.mark.parametrize("most", [1, 7, 1000])
 def test_states_evaluated_together_do_not_depend_on_each_other(most):
     order = jde.RuleBook.in_order(["a", "b"])

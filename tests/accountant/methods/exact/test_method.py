@@ -80,32 +80,6 @@ def test_rate_one_is_the_gaussian_mechanism(num_steps, mu):
     np.testing.assert_allclose(found, exact, rtol=1e-9)
 
 
-def extended(step, epsilon, direction):
-    """The profile at any epsilon; below 0 by the exchanged pair."""
-    other = {"forward": "backward", "backward": "forward"}[direction]
-    own, back = (
-        jde.privacy_profile(step, np.maximum(e, 0.0), direction=d)
-        for e, d in ((epsilon, direction), (-epsilon, other))
-    )
-    return np.where(epsilon >= 0, own, 1 - np.exp(epsilon) * (1 - back))
-
-
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_two_steps_against_direct_convolution(direction):
-    """``delta_2(eps) = E[delta_1(eps - L)]`` over the loss L of one step."""
-    p, s, epsilon = 0.1, 1.0, 0.8
-    step, x = poisson_step(p, 1 / s), np.linspace(-9, 10, 4001)
-    loss = np.log(1 - p + p * np.exp(s * x - s * s / 2))
-    mixture = (1 - p) * norm.pdf(x) + p * norm.pdf(x, s)
-    density, sign = (mixture, 1) if direction == "forward" else (norm.pdf(x), -1)
-    exact = np.trapezoid(density * extended(step, epsilon - sign * loss, direction), x)
-    found = jde.delta(step, num_steps=2, epsilon=epsilon, method="exact")
-    if direction == "forward":
-        np.testing.assert_allclose(found, exact, rtol=1e-7)
-    else:
-        assert found >= exact
-
-
 def test_extreme_settings():
     asked = {"num_steps": 10, "delta": 1e-5, "method": "exact"}
     assert jde.epsilon(poisson_step(0.0, 1.0), **asked) == 0
@@ -218,16 +192,6 @@ def test_very_different_widths(num_episodes, rate, noise, num_steps, epsilon, de
     found, info = jde.epsilon(step, **run, delta=delta)
     assert not info.is_certified_bound
     assert abs(found - epsilon) <= info.error + 1e-8 * epsilon
-
-
-def test_early_steps_of_a_sampled_run_are_exact():
-    """Backward such a run loses at most -T log(1 - p), so no integral is needed."""
-    step = poisson_step(1e-3, 1.0)
-    num_steps = np.array([2, 6, 25])
-    found, info = jde.epsilon(step, num_steps=num_steps, delta=1e-8, return_info=True)
-    assert not info.is_certified_bound.any()
-    again = jde.delta(step, num_steps=num_steps, epsilon=found)
-    np.testing.assert_allclose(again, 1e-8, rtol=2e-6)
 
 
 def delta_of_two(p, noise, epsilon):

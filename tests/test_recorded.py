@@ -42,14 +42,10 @@ TINY_DELTA, TINY_WITHIN = 1e-15, 0.1
 # Epsilon of epochs under replace_one: certified ends of bounds from both sides are up
 # to 2.6e-4 apart, where values were called exact before.
 REPLACED_EPOCHS_WITHIN = 2e-4
-# Below 1e-3 epsilon has an absolute error, in nats; ends are 1e-7 apart.
+# Below 1e-3 epsilon has an absolute error, in nats.
 SMALL_EPSILON = 1e-9
-SMALL_WIDTH = 1e-7
-# With other lattices some ends are wider.
-WIDE = 0.05
-# Settings of a small spec, such specs that the fast test asks, and kinds of which every
-# answer is slow.
-SMALL, FEW = 2, 1
+# Settings of a small spec, and kinds of which every answer is slow.
+SMALL = 2
 SLOW = ("people_trees", "people_grouped", *(k for k in TABLES if "allocation" in k))
 
 Row = dict[str, Any]
@@ -59,40 +55,31 @@ def recorded(kind: str) -> list[Row]:
     return json.loads(gzip.decompress(TABLES[kind].read_bytes()))
 
 
-def ask(row: Row, ends: str) -> Row:
-    """Returns ``value`` with certified ends, or ``error``, its type's name.
-
-    ``ends`` are "all", "none", or "needed" (only if the answer is not exact);
-    otherwise ``lower`` and ``upper`` are 0.
-    """
+def ask(row: Row, with_ends: bool) -> Row:
+    """Returns ``value``, with certified ends if wanted, or ``error``, a type's name."""
     kinds = (jde.GaussianStep, jde.ComposedSteps, *RELEASES)
-    spec = spec_from_dict(kinds, row["step"])
+    step = spec_from_dict(kinds, row["step"])
     names = ("num_steps", "orders", "delta", "epsilon")
     given = {name: row[name] for name in names if name in row}
+    question = {"epsilon by rdp": "epsilon", "calibrate": "calibrate_noise_multiplier"}
+    asked = question.get(row["question"], row["question"])
+    if row["question"] == "epsilon by rdp":
+        given["method"] = "rdp"
     with using_engine("numpy"), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # almost no noise
         try:
-            return _ask(row["question"], spec, given, ends)
+            if row["question"] not in ("epsilon", "delta"):
+                return {"value": getattr(jde, asked)(step, **given)}
+            value, info = getattr(jde, asked)(step, **given, return_info=True)
+            found = {"value": value, "certified": info.is_certified_bound}
+            if with_ends and "upper" in row:
+                # Without recorded ends no steps are asked for: their ends are 0.
+                steps = np.where(np.asarray(row["upper"]) > 0, given["num_steps"], 0)
+                interval = getattr(jde, f"{asked}_interval")
+                found["ends"] = interval(step, **given | {"num_steps": steps})
+            return found
         except NotImplementedError as error:
             return {"error": type(error).__name__}
-
-
-def _ask(question: str, step: Any, given: Row, ends: str) -> Row:
-    if question == "rdp":
-        return {"value": jde.rdp(step, **given)}
-    if question == "epsilon by rdp":
-        return {"value": jde.epsilon(step, **given, method="rdp")}
-    if question == "calibrate":
-        return {"value": jde.calibrate_noise_multiplier(step, **given)}
-    value, info = getattr(jde, question)(step, **given, return_info=True)
-    found = {"value": value, "certified": info.is_certified_bound}
-    if ends != "none":
-        # Without steps the ends are 0.
-        wanted = info.is_certified_bound if ends == "needed" else True
-        counts = np.where(wanted, given["num_steps"], 0)
-        interval = getattr(jde, f"{question}_interval")
-        found["lower"], found["upper"] = interval(step, **given | {"num_steps": counts})
-    return found
 
 
 def compared(kind: str, row: Row, found: Row) -> Iterator[tuple[str, np.ndarray]]:
@@ -121,30 +108,22 @@ def compared(kind: str, row: Row, found: Row) -> Iterator[tuple[str, np.ndarray]
     low = old * (1 - EXACT_WITHIN) - small
     yield "not below the exact answer", same | certified | (new >= low)
     yield "not above", same | certified | (new <= old * (1 + near) + small)
-    # Answers that were certified ends are so again, from another lattice.
-    yield "mostly as narrow", same | (new <= old * (1 + width) + small)
-    if "upper" in found and "upper" in row:
-        low, up = np.asarray(found["lower"]), np.asarray(found["upper"])
-        old_low, old_up = np.asarray(row["lower"]), np.asarray(row["upper"])
-        # A certified answer may be exact now; then its ends are not computed.
-        asked = (old_up > 0) & (up > 0)
-        yield "intervals overlap", ~asked | ((up >= old_low) & (low <= old_up))
-        narrow = up <= old_up * (1 + width) + (SMALL_WIDTH if is_epsilon else 0.0)
-        yield "mostly as narrow", ~asked | narrow
+    if "ends" in found:
+        low, up = found["ends"]
+        unasked = np.asarray(row["upper"]) <= 0
+        overlap = (up >= np.asarray(row["lower"])) & (low <= np.asarray(row["upper"]))
+        yield "intervals overlap", unasked | overlap
 
 
-def check(kind: str, rows: list[Row], ends: str | None = None) -> None:
-    faults, wide = [], [False]
+def check(kind: str, rows: list[Row], *, with_ends: bool) -> None:
+    faults = []
     for row in rows:
-        found = ask(row, ends or row["ends"])
+        found = ask(row, with_ends)
         for rule, kept in compared(kind, row, found):
-            if rule == "mostly as narrow":
-                wide += np.ravel(~kept).tolist()
-            elif not np.all(kept):
+            if not np.all(kept):
                 at = np.argwhere(~np.atleast_1d(kept))[:3].tolist()
                 faults.append((row["question"], rule, at, found, row))
     assert not faults
-    assert ends or np.mean(wide) <= WIDE
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TABLES if kind not in SLOW])
@@ -152,10 +131,10 @@ def test_some_answers(kind):
     """Of small specs, and no calibration."""
     rows = [row for row in recorded(kind) if row["question"] != "calibrate"]
     rows = [row for row in rows if len(row.get("num_steps", ())) == SMALL]
-    check(kind, rows[:FEW], "none")
+    check(kind, rows[:1], with_ends=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TABLES)
 def test_all_answers(kind):
-    check(kind, recorded(kind))
+    check(kind, recorded(kind), with_ends=True)

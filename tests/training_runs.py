@@ -171,6 +171,19 @@ def flat_step(*, noise_multiplier=1.0, rate=0.02):
     return jde.GaussianStep(sampling, noise_multiplier=noise_multiplier)
 
 
+def tree_step(clip_unit, levels, **settings):
+    """A step on a tree: of each level's units a share, or a number of them."""
+    schemes = [
+        jde.WithoutReplacement(name, size=taken)
+        if isinstance(taken, int)
+        else jde.Poisson(name, sampling_probability=taken)
+        for name, taken in levels.items()
+    ]
+    sampling = jde.MultistageSampling(*schemes)
+    how = {"noise_multiplier": 1.0, "clip_unit": clip_unit, **settings}
+    return jde.GaussianStep(sampling, **how)
+
+
 GROUPED = jde.GaussianStep(
     jde.GroupedClasses(
         num_classes=30,

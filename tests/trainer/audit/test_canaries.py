@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.audit.canaries import (
     CANARIES,
     MODEL,
@@ -18,7 +17,7 @@ from jaxdp_episodic.trainer.audit.canaries import (
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.private_gradient import clip_by_norm
 from jaxdp_episodic.trainer.learners.episode import Block, contribution_loss, to_episode
-from training_runs import GROUPED, classes, protonet
+from training_runs import GROUPED, classes, protonet, tree_step
 
 DATA = classes()
 CLASS_LEVEL = dataclasses.replace(GROUPED, privacy_unit="class")
@@ -94,13 +93,8 @@ def test_input_canaries_are_shuffled_and_their_targets_mirrored():
         units={"task": np.repeat(np.arange(6), 10)},
         example_level="point",
     )
-    sampling = jde.MultistageSampling(
-        jde.Poisson("task", sampling_probability=0.5),
-        jde.WithoutReplacement("point", size=4, population=10),
-    )
-    step = jde.GaussianStep(
-        sampling, noise_multiplier=1.0, clip_unit="task", privacy_unit="task"
-    )
+    levels = {"task": 0.5, "point": 4}
+    step = tree_step("task", levels, privacy_unit="task", population=table.population)
     canaries = input_canaries(table, step, 2, generator())
     changed = canaries.table.features != table.features
     assert set(np.flatnonzero(changed.any(axis=1))) <= set(canaries.rows)

@@ -20,6 +20,7 @@ from training_runs import (
     protonet,
     sgd,
     sinusoid_learner,
+    tree_step,
 )
 
 DELTAS = (1e-3, 1e-2, 1e-1)
@@ -79,13 +80,7 @@ def task_table(num_tasks=60):
 
 
 def tasks(*, noise="gaussian", **changes):
-    sampling = jde.MultistageSampling(
-        jde.Poisson("task", sampling_probability=0.9),
-        jde.WithoutReplacement("point", size=6),
-    )
-    step = jde.GaussianStep(
-        sampling, noise_multiplier=1.0, clip_unit="task", privacy_unit="task"
-    )
+    step = tree_step("task", {"task": 0.9, "point": 6}, privacy_unit="task")
     model, params = sinusoid_learner()
     return Training(
         model,

@@ -41,6 +41,7 @@ from training_runs import (
     held_out,
     plain_trainer,
     score_on,
+    tree_step,
 )
 
 
@@ -263,15 +264,12 @@ def quotas_of(*steps, apart=False):
     return [jde.AdaptiveRun(one, quotas=dict.fromkeys(one, 2)) for one in pairs]
 
 
-OF_PEOPLE = jde.GaussianStep(
-    jde.MultistageSampling(
-        jde.Poisson("class", sampling_probability=0.1),
-        jde.Poisson("example", sampling_probability=0.5),
-    ),
+OF_PEOPLE = tree_step(
+    "class",
+    {"class": 0.1, "example": 0.5},
     noise_multiplier=4.0,
     privacy_unit="person",
     people=jde.PersonBounds(classes=2, examples=1),
-    clip_unit="class",
 )
 COUNTED = dataclasses.replace(QUIET, population=classes().population)
 ZEROED = dataclasses.replace(QUIET, neighboring_relation="zero_out")

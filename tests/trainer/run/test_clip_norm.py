@@ -13,7 +13,7 @@ from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_c
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient import discrete_noise
-from jaxdp_episodic.trainer.gradient.clip_norm import next_clip_norm, steps_of_vote
+from jaxdp_episodic.trainer.gradient.clip_norm import steps_of_vote
 from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
@@ -26,6 +26,7 @@ from training_runs import (
     plain_trainer,
     sinusoid_learner,
     trainer,
+    tree_step,
 )
 
 CLIPPING = ClippingConfig(rate=1.0, count_noise=0.7)
@@ -123,13 +124,8 @@ def test_an_episode_without_examples_does_not_vote():
         rng.normal(size=80),
         units={"task": np.repeat(np.arange(20), 4)},
     )
-    sampling = jde.MultistageSampling(
-        jde.Poisson("task", sampling_probability=0.5),
-        jde.Poisson("example", sampling_probability=0.2),
-    )
-    step = jde.GaussianStep(
-        sampling, noise_multiplier=1.0, clip_unit="task", privacy_unit="task"
-    )
+    levels = {"task": 0.5, "example": 0.2}
+    step = tree_step("task", levels, privacy_unit="task")
     learner = sinusoid_learner()
     with pytest.warns(UserWarning, match="1.8 are complete"):
         run = plain_trainer(
@@ -214,16 +210,6 @@ def test_the_clip_norm_finds_the_quantile():
         )
     shares = [run.step()["share_clipped"] for _ in range(80)]
     assert np.mean(shares[-40:]) == pytest.approx(0.2, abs=0.1)
-
-
-def test_the_next_clip_norm():
-    clipping = ClippingConfig(quantile=0.5, rate=0.2, minimum=0.1, maximum=2.0)
-    bounds = clipping.bounds(1.0)
-    assert next_clip_norm(clipping, bounds, 1.0, 0.5) == pytest.approx(1.0)
-    assert next_clip_norm(clipping, bounds, 1.0, 1.0) == pytest.approx(np.exp(-0.1))
-    assert next_clip_norm(clipping, bounds, 1.0, 1e9) == pytest.approx(0.1)
-    assert next_clip_norm(clipping, bounds, 1.0, -1e9) == pytest.approx(2.0)
-    assert ClippingConfig().bounds(0.5) == (0.0005, 500.0)
 
 
 # --- Bad input ---

@@ -44,6 +44,7 @@ from training_runs import (
     protonet,
     score_on,
     sinusoid_learner,
+    tree_step,
 )
 
 
@@ -365,15 +366,7 @@ BY_EXAMPLE = dataclasses.replace(EVERYBODY, sampling=HALF)
 IN_EPOCHS = dataclasses.replace(
     EVERYBODY.design, episodes=jde.RandomAllocation("episode", steps_per_epoch=4)
 )
-TOGETHER = jde.GaussianStep(
-    jde.MultistageSampling(
-        jde.Poisson("class", sampling_probability=1.0),
-        jde.Poisson("example", sampling_probability=1.0),
-    ),
-    noise_multiplier=1.0,
-    clip_unit="class",
-    privacy_unit="example",
-)
+TOGETHER = tree_step("class", {"class": 1.0, "example": 1.0}, privacy_unit="example")
 
 
 @pytest.mark.parametrize(

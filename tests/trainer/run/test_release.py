@@ -13,7 +13,6 @@ import optax
 import pytest
 from flax import nnx
 
-import jaxdp_episodic as jde
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
@@ -36,6 +35,7 @@ from training_runs import (
     plain_trainer,
     protonet,
     sinusoid_learner,
+    tree_step,
 )
 
 LINEAR = (
@@ -229,15 +229,9 @@ class Mine:
 @pytest.mark.slow
 def test_values_are_predicted_by_a_task_and_its_support(tmp_path):
     data = make_sinusoids(30, points=8, seed=0)
-    step = jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.Poisson("task", sampling_probability=0.2),
-            jde.WithoutReplacement("point", size=8, population=8),
-        ),
-        noise_multiplier=1.0,
-        clip_unit="task",
-        privacy_unit="task",
-    )
+    levels = {"task": 0.2, "point": 8}
+    bounds = {"privacy_unit": "task", "population": data.population}
+    step = tree_step("task", levels, **bounds)
     learner, _ = made = sinusoid_learner()
     how = {"shots": 5, "optimizer": optax.sgd(0.1), "normalizer": 6.0}
     run = plain_trainer(data=data, step=step, learner=made, num_steps=2, **how)

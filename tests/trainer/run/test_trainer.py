@@ -15,7 +15,7 @@ from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import generator
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
-from jaxdp_episodic.trainer.learners.learners import MAML, Supervised
+from jaxdp_episodic.trainer.learners.learners import Supervised
 from jaxdp_episodic.trainer.learners.models import MLP, split_model
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, STAGES, read_log
 from jaxdp_episodic.trainer.run.state import RunMismatchError
@@ -29,6 +29,7 @@ from training_runs import (
     protonet,
     sinusoid_learner,
     trainer,
+    tree_step,
 )
 
 
@@ -188,28 +189,16 @@ def test_recorded_draws_match_the_accounted_rate():
 def test_a_clip_unit_below_the_episode_is_refused():
     """A support example would change the contributions of all classes or queries."""
     data = classes()
-    sampling = jde.MultistageSampling(
-        jde.Poisson("class", sampling_probability=0.2),
-        jde.WithoutReplacement("example", size=3),
-    )
-    step = jde.GaussianStep(
-        sampling, noise_multiplier=1.0, clip_unit="class", population=data.population
-    )
+    levels, tree = {"class": 0.2, "example": 3}, {"population": data.population}
     with pytest.raises(ValueError, match="clip_unit must contain a whole episode"):
-        trainer(data=data, step=step)
+        trainer(data=data, step=tree_step("class", levels, **tree))
 
 
 @pytest.mark.slow
 def test_the_step_may_be_the_clip_unit(tmp_path):
     data = classes()
-    sampling = jde.MultistageSampling(
-        jde.WithoutReplacement("class", size=3),
-        jde.WithoutReplacement("example", size=3),
-    )
-    step = jde.GaussianStep(
-        sampling, noise_multiplier=1.0, clip_unit="step", population=data.population
-    )
-    run = trainer(data=data, step=step)
+    levels, tree = {"class": 3, "example": 3}, {"population": data.population}
+    run = trainer(data=data, step=tree_step("step", levels, **tree))
     assert run.sampler.slot_shape == (3, 3)
     records = run.train(tmp_path)
     assert all(r[PRIVATE]["num_units"] == 1 for r in records[1:])
@@ -220,35 +209,20 @@ def test_single_examples_are_clipped_one_by_one():
     """The sum equals that of gradients computed and clipped in a plain loop."""
     data = classes(num_classes=4, examples=50)
     data = dataclasses.replace(data, has_public_units=True)
-    step = jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.Poisson("class", sampling_probability=1.0),
-            jde.Poisson("example", sampling_probability=0.9),
-        ),
-        noise_multiplier=1.0,
-        clip_unit="example",
-        population=data.population,
-    )
+    levels, tree = {"class": 1.0, "example": 0.9}, {"population": data.population}
     apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(0)))
-    run = trainer(
+    run = plain_trainer(
         data=data,
-        step=step,
-        epsilon=np.inf,
+        step=tree_step("example", levels, **tree),
         num_steps=1,
         learner=(Supervised(apply), params),
         shots=0,
         normalizer=1.0,
-        l2_clip_norm=0.8,
     )
     secret = run._main.draws.secret(1)
-    gradient, _ = noised(
-        run._gradient,
-        params,
-        run._main.blocks(run.state, run._main.draws.draw(secret)),
-        l2_clip_norm=0.8,
-        noise_multiplier=0.0,
-        normalizer=1.0,
-    )
+    blocks = run._main.blocks(run.state, run._main.draws.draw(secret))
+    how = {"l2_clip_norm": 0.8, "noise_multiplier": 0.0, "normalizer": 1.0}
+    gradient, _ = noised(run._gradient, params, blocks, **how)
     total = np.zeros(4)
     drawn = run.sampler.draw(generator(secret.key))
     for example in drawn.examples:
@@ -270,81 +244,53 @@ def test_supervised_learning_refuses_shots():
         trainer(data=data, learner=(Supervised(apply), params), shots=1)
 
 
-def tasks_in_groups(num_groups=8, tasks=5, points=12):
-    table = make_sinusoids(num_groups * tasks, points=points, seed=0)
-    task = table.unit_column("task")
-    return ExampleTable.from_records(
-        table.features,
-        table.targets,
-        units={"group": task // tasks, "task": task},
-        example_level="point",
-    )
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("clip_unit", ["group", "task"])
-def test_regression_on_a_tree_of_three_levels(tmp_path, clip_unit):
-    data = tasks_in_groups()
-    sampling = jde.MultistageSampling(
-        jde.Poisson("group", sampling_probability=0.5),
-        jde.Poisson("task", sampling_probability=0.5),
-        jde.WithoutReplacement("point", size=6),
+@pytest.mark.parametrize(("clip_unit", "shape"), [("group", (5, 6)), ("task", (6,))])
+def test_regression_on_a_tree_of_three_levels(tmp_path, clip_unit, shape):
+    table = make_sinusoids(40, points=12, seed=0)
+    task = table.unit_column("task")
+    units = {"group": task // 5, "task": task}
+    data = ExampleTable.from_records(
+        table.features, table.targets, units=units, example_level="point"
     )
-    step = jde.GaussianStep(
-        sampling,
-        noise_multiplier=1.0,
-        clip_unit=clip_unit,
-        population=data.population,
-    )
-    apply, params = split_model(MLP(1, (), 1, rngs=nnx.Rngs(0)))
-    maml = MAML(apply, inner_steps=1, task_loss="squared_error")
-    run = trainer(data=data, step=step, learner=(maml, params), shots=3)
+    levels = {"group": 0.5, "task": 0.5, "point": 6}
+    step = tree_step(clip_unit, levels, population=data.population)
+    run = trainer(data=data, step=step, learner=sinusoid_learner(), shots=3)
     records = run.train(tmp_path)
     assert np.isfinite(records[-1][PRIVATE]["mean_loss"])
-    assert run.sampler.slot_shape == ((5, 6) if clip_unit == "group" else (6,))
+    assert run.sampler.slot_shape == shape
 
 
 @pytest.mark.slow
 def test_the_divisor_must_be_public():
     """Under add_remove the number of protected units is private."""
     table = make_sinusoids(40, points=8, seed=0)
-    sampling = jde.MultistageSampling(
-        jde.Poisson("task", sampling_probability=0.5),
-        jde.WithoutReplacement("point", size=6),
-    )
-    step = jde.GaussianStep(
-        sampling,
-        noise_multiplier=1.0,
-        clip_unit="task",
-        privacy_unit="task",
-        population=table.population,
-    )
-    arguments = {"data": table, "step": step, "learner": sinusoid_learner(), "shots": 3}
+    arguments = {"data": table, "learner": sinusoid_learner(), "shots": 3}
+    levels, tree = {"task": 0.5, "point": 6}, {"population": table.population}
+    step = tree_step("task", levels, privacy_unit="task", **tree)
     with pytest.raises(ValueError, match="normalizer must be given"):
-        trainer(**arguments)
-    assert trainer(normalizer=20.0, **arguments).normalizer == 20.0
-    public = dataclasses.replace(
-        step, neighboring_relation="replace_one", small_units="keep"
-    )
-    assert trainer(**{**arguments, "step": public}).normalizer == 20.0
-    inner = dataclasses.replace(step, privacy_unit="point")
-    assert trainer(**{**arguments, "step": inner}).normalizer == 20.0
+        trainer(**arguments, step=step)
+    assert trainer(**arguments, step=step, normalizer=20.0).normalizer == 20.0
+    public = {"neighboring_relation": "replace_one", "small_units": "keep"}
+    for change in (public, {"privacy_unit": "point"}):
+        run = trainer(**arguments, step=dataclasses.replace(step, **change))
+        assert run.normalizer == 20.0
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "message"),
     [
-        ({"l2_clip_norm": 0.0}, ValueError, "l2_clip_norm must be a number in"),
-        ({"normalizer": -1.0}, ValueError, "normalizer must be a number in"),
-        ({"shots": 0}, ValueError, "shots must be a whole number >= 1"),
-        ({"shots": 3}, ValueError, "shots must be less than"),
-        ({"block_size": 0}, ValueError, "block_size must be a whole number >= 1"),
-        ({"l2_clip_norm": 1e30}, ValueError, "l2_clip_norm must be a number in"),
-        ({"seed": -1}, ValueError, "seed must be a whole number >= 0"),
+        ({"l2_clip_norm": 0.0}, "l2_clip_norm must be a number in"),
+        ({"normalizer": -1.0}, "normalizer must be a number in"),
+        ({"shots": 0}, "shots must be a whole number >= 1"),
+        ({"shots": 3}, "shots must be less than"),
+        ({"block_size": 0}, "block_size must be a whole number >= 1"),
+        ({"l2_clip_norm": 1e30}, "l2_clip_norm must be a number in"),
+        ({"seed": -1}, "seed must be a whole number >= 0"),
     ],
 )
-def test_bad_input(changes, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_input(changes, message):
+    with pytest.raises(ValueError, match=message):
         trainer(**changes)
 
 

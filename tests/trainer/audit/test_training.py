@@ -1,5 +1,11 @@
-import dataclasses
+"""Audits of whole runs and of their steps, by canaries."""
 
+import dataclasses
+import functools
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -7,9 +13,18 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.audit import Training, audit_run, audit_steps, training_of_config
 from jaxdp_episodic.trainer.audit import training as audits
+from jaxdp_episodic.trainer.audit.canaries import (
+    CANARIES,
+    MODEL,
+    CanaryLearner,
+    gradient_canaries,
+    input_canaries,
+)
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.gradient.private_gradient import clip_by_norm
+from jaxdp_episodic.trainer.learners.episode import Block, contribution_loss, to_episode
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from training_runs import (
     GROUPED,
@@ -25,7 +40,7 @@ from training_runs import (
 
 DELTAS = (1e-3, 1e-2, 1e-1)
 RDP = {"method": "rdp"}
-CANARIES = 20  # runs of equal size share compiled programs
+NUMBER = 20  # runs of equal size share compiled programs
 
 
 @pytest.fixture(autouse=True)
@@ -137,11 +152,11 @@ def test_steps_of_a_sound_trainer_pass(training):
     ],
 )
 def test_a_sound_run_passes(training, kind):
-    audit = audit_run(training(), kind=kind, num_canaries=CANARIES)
+    audit = audit_run(training(), kind=kind, num_canaries=NUMBER)
     assert not audit.is_violated
     assert audit.num_steps == 30
     assert audit.claimed_exact <= audit.claimed_rdp
-    assert audit.guesses.num_canaries == CANARIES
+    assert audit.guesses.num_canaries == NUMBER
     if kind == "gradient":  # with little noise and many steps the membership is evident
         assert audit.guesses.epsilon > 0.5
 
@@ -161,13 +176,13 @@ def test_a_run_with_too_little_noise_is_detected():
         )
 
     training = few_shot(noise=10.0, make_trainer=faulty)
-    audit = audit_run(training, num_canaries=CANARIES, num_steps=6)
+    audit = audit_run(training, num_canaries=NUMBER, num_steps=6)
     assert audit.claimed_exact < 1
     assert audit.is_violated
 
 
 def test_the_claim_is_for_the_steps_taken():
-    short = audit_run(few_shot(), num_canaries=CANARIES, num_steps=2)
+    short = audit_run(few_shot(), num_canaries=NUMBER, num_steps=2)
     expected = jde.epsilon(few_shot().budget.step, num_steps=2, delta=1e-5, **RDP)
     assert short.num_steps == 2
     assert short.claimed_exact == pytest.approx(float(expected), rel=1e-6)
@@ -176,7 +191,7 @@ def test_the_claim_is_for_the_steps_taken():
 @pytest.mark.filterwarnings("ignore:sampling draws")
 def test_canaries_are_replaced_examples_or_classes():
     for more in ({"neighboring_relation": "replace_one"}, {"privacy_unit": "class"}):
-        audit = audit_run(few_shot(**more), num_canaries=CANARIES, num_steps=4)
+        audit = audit_run(few_shot(**more), num_canaries=NUMBER, num_steps=4)
         assert not audit.is_violated
         assert audit.privacy_unit == more.get("privacy_unit", "example")
 
@@ -262,3 +277,156 @@ def test_a_run_that_ends_within_an_epoch_is_audited():
     audit = audit_run(tasks_in(BINS), num_canaries=20)
     assert audit.num_steps == 7
     assert not audit.is_violated
+
+
+# --- Canaries ---
+
+DATA = classes()
+CLASS_LEVEL = dataclasses.replace(GROUPED, privacy_unit="class")
+REPLACED = dataclasses.replace(GROUPED, neighboring_relation="replace_one")
+
+
+def generator():
+    return np.random.default_rng(0)
+
+
+def sizes(table):
+    return table.population.children_counts[-1]
+
+
+def test_a_canary_example_is_added_to_its_world():
+    canaries = gradient_canaries(DATA, GROUPED, 4, generator())
+    everyone = np.ones(4, bool)
+    without, with_all = canaries.data(~everyone), canaries.data(everyone)
+    assert without.num_examples == DATA.num_examples
+    np.testing.assert_array_equal(sizes(without), sizes(DATA))
+    assert sorted(sizes(with_all) - sizes(DATA))[-5:] == [0, 1, 1, 1, 1]
+    np.testing.assert_array_equal(without.features[:, :-1], DATA.features)
+    one = canaries.data(np.array([True, False, False, False]))
+    assert one.num_examples == DATA.num_examples + 1
+    assert (one.features[:, -1] == 1).sum() == 1
+    # The others of its class carry the opposite mark in both worlds.
+    assert (one.features[:, -1] == -1).sum() == 6
+    assert (without.features[:, -1] == -1).sum() == 6
+
+
+def test_a_canary_class_is_emptied_in_the_other_world():
+    canaries = gradient_canaries(DATA, CLASS_LEVEL, 3, generator())
+    without = canaries.data(np.zeros(3, bool))
+    assert sorted(sizes(without))[:4] == [0, 0, 0, 6]
+    assert without.population.num_units(1) == 30
+    with_all = canaries.data(np.ones(3, bool))
+    assert set(with_all.features[:, -1]) == {0.0, 1.0, 2.0, 3.0}
+
+
+def test_a_replaced_canary_flips_its_mark():
+    canaries = gradient_canaries(DATA, REPLACED, 2, generator())
+    pair = canaries.data(np.ones(2, bool)), canaries.data(np.zeros(2, bool))
+    assert pair[0].num_examples == pair[1].num_examples == DATA.num_examples
+    differ = np.flatnonzero((pair[0].features != pair[1].features).any(axis=1))
+    np.testing.assert_array_equal(differ, np.sort(canaries.rows))
+    np.testing.assert_array_equal(
+        pair[0].features[differ, -1], -pair[1].features[differ, -1]
+    )
+
+
+def test_neighbours_differ_in_one_unit():
+    for step in (GROUPED, CLASS_LEVEL, REPLACED):
+        for make in (gradient_canaries, input_canaries):
+            canaries = make(DATA, step, 5, generator())
+            coins = np.array([True, False, True, True, False])
+            other = coins.copy()
+            other[3] = False
+            rows = [
+                Counter(map(tuple, canaries.data(c).features.tolist()))
+                for c in (coins, other)
+            ]
+            changed = (rows[0] - rows[1]).total() + (rows[1] - rows[0]).total()
+            # A shuffled row of two numbers may equal the original.
+            least = 0 if step is REPLACED and make is input_canaries else 1
+            assert least <= changed <= (6 if step is CLASS_LEVEL else 2)
+
+
+def test_input_canaries_are_shuffled_and_their_targets_mirrored():
+    rng = np.random.default_rng(1)
+    table = ExampleTable.from_records(
+        rng.normal(size=(60, 8)),
+        rng.normal(size=60),
+        units={"task": np.repeat(np.arange(6), 10)},
+        example_level="point",
+    )
+    levels = {"task": 0.5, "point": 4}
+    step = tree_step("task", levels, privacy_unit="task", population=table.population)
+    canaries = input_canaries(table, step, 2, generator())
+    changed = canaries.table.features != table.features
+    assert set(np.flatnonzero(changed.any(axis=1))) <= set(canaries.rows)
+    np.testing.assert_allclose(
+        np.sort(canaries.table.features, axis=1), np.sort(table.features, axis=1)
+    )
+    mean = table.targets.mean()
+    np.testing.assert_allclose(
+        canaries.table.targets[canaries.rows] - mean,
+        -3 * (table.targets[canaries.rows] - mean),
+        atol=1e-5,
+    )
+
+
+def test_too_many_canaries_are_refused():
+    with pytest.raises(ValueError, match="at most 30"):
+        gradient_canaries(DATA, GROUPED, 31, generator())
+    with pytest.raises(ValueError, match="num_canaries"):
+        gradient_canaries(DATA, GROUPED, 0, generator())
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ((0, 0, 0), None),
+        ((2, 0, 0), [0.0, 1.0, 0.0]),
+        ((-2, 0, 0), [0.0, -1.0, 0.0]),
+        ((2, -2, 0), [0.0, 1.0, 0.0]),
+        ((1, 3, 0), [0.5**0.5, 0.0, 0.5**0.5]),
+    ],
+)
+def test_a_canarys_clipped_contribution_is_the_worst_case(marks, expected):
+    """It is the canary's direction with the clip norm, without the model's gradient."""
+    model, params = protonet()
+    learner = CanaryLearner(model, (2,), "float32", 3, l2_clip_norm=0.5)
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(3, 3, 3)).astype(np.float32)
+    inputs[..., -1] = 0
+    inputs[:, 0, -1] = marks  # one slot of each class
+    unit = Block(
+        jnp.asarray(inputs),
+        jnp.zeros((3, 3), jnp.float32),
+        jnp.ones((3, 3), jnp.float32),
+        jnp.ones((), jnp.float32),
+    )
+    loss = contribution_loss(learner, (3, 3), shots=1)
+    gradient = jax.jit(jax.grad(loss))(learner.params(params), unit)
+    clipped, _, finite = jax.jit(clip_by_norm)(gradient, jnp.float32(0.5))
+    assert finite
+    if expected is None:
+        bare = unit._replace(inputs=unit.inputs[..., :-1])
+        episode = to_episode(bare, shots=1, is_regression=False)
+        plain = jax.jit(jax.grad(model.loss))(params, episode)
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+        jax.tree.map(close, gradient[MODEL], plain)
+        assert not np.any(gradient[CANARIES])
+        return
+    np.testing.assert_allclose(
+        clipped[CANARIES], 0.5 * np.asarray(expected), rtol=2e-5, atol=1e-6
+    )
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(clipped[MODEL]))
+
+
+def test_masked_marks_do_not_count():
+    model, params = protonet()
+    learner = CanaryLearner(model, (2,), "float32", 3, l2_clip_norm=0.5)
+    inputs = jnp.ones((3, 3, 3), jnp.float32)
+    mask = jnp.zeros((3, 3), jnp.float32)
+    unit = Block(inputs, mask, mask, jnp.ones((), jnp.float32))
+    loss = contribution_loss(learner, (3, 3), shots=1)
+    gradient = jax.jit(jax.grad(loss))(learner.params(params), unit)
+    assert not np.any(gradient[CANARIES])

@@ -109,21 +109,6 @@ def test_other_embeddings_of_a_classifier_are_stages(config, changes, others):
     assert score(found[0].learner, last.params) == score(alone, last.params)
 
 
-def test_untrained_logits_leave_the_features(config):
-    """With a linear map near zero the embedding equals the features."""
-    read = config(LINEAR)
-    trainer, evaluations, _ = assembled(read, Tables(read, None))
-    zeros = jax.tree.map(np.zeros_like, trainer.params)
-
-    def units(_, rows):
-        flat = rows.reshape(len(rows), -1)
-        return flat / jax.numpy.linalg.norm(flat, axis=1, keepdims=True)
-
-    alone = ProtoNet(units, ways=5)
-    evaluation = evaluations["validation"]
-    assert evaluation(trainer.learner, zeros).mean == evaluation(alone, {}).mean
-
-
 def test_a_classifier_draws_examples_and_is_validated_by_episodes(config):
     read = config()
     read = dataclasses.replace(read, seed=1)

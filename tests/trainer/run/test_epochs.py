@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from crash_rigs import old_ledger
 from jaxdp_episodic.accountant.questions.budget import (
     PrivacyBudget,
     SpentAhead,
@@ -23,7 +24,6 @@ from jaxdp_episodic.trainer.run.report import (
     privacy_statement,
 )
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
-from old_ledgers import old_ledger
 from oracles import allocation
 from training_runs import BINS, charged_run, flat_step, plain_trainer
 

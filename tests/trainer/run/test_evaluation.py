@@ -351,14 +351,6 @@ def test_a_nan_score_contributes_the_middle_of_its_range():
     assert score(1e9) == 0  # cut at the bound
 
 
-def test_fixed_draws_repeat_and_fresh_ones_do_not():
-    fixed, fresh = validation(fixed=True), validation()
-    a, b = (fixed._draw(Keys(None), n) for n in (1, 2))
-    assert a is b
-    a, b = (fresh._draw(Keys(None), n) for n in (1, 2))
-    assert not np.array_equal(a.examples, b.examples)
-
-
 HALF = dataclasses.replace(
     EVERYBODY.design, examples=jde.WithoutReplacement("example", size=3, population=6)
 )

@@ -13,6 +13,7 @@ import optax
 import pytest
 from flax import nnx
 
+from crash_rigs import ROOT
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
@@ -285,22 +286,9 @@ target_bound = 5.0
 """
 
 
-_BAYES = (
-    _MIXED.partition("[learner]")[0]
-    .replace("version", "num_steps = 2\nl2_clip_norm = 0.1\nversion")
-    .replace('privacy_unit = "point"', 'privacy_unit = "task"')
-    .replace("[data]", "normalizer = 40.0\n[data]", 1)
-    + """
-[learner]
-kind = "bayes"
-shots = 4
-loss = "squared_error"
-[model]
-kind = "mlp"
-channels = [3]
-embedding = 2
-"""
-)
+_BAYES = (ROOT / "configs" / "sinusoids_bayes.toml").read_text(encoding="utf-8")
+for _old, _new in (("1_000", "2"), ("5_000", "40"), ("600", "20")):
+    _BAYES = _BAYES.replace(f"= {_old}", f"= {_new}")
 
 
 @pytest.mark.slow

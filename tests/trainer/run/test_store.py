@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from crash_rigs import old_ledger, old_run
 from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
     PrivacyBudget,
@@ -41,7 +42,6 @@ from jaxdp_episodic.trainer.run.store import (
     create_store,
     is_on_network,
 )
-from old_ledgers import old_ledger, old_run
 from training_runs import (
     GROUPED,
     Interrupted,

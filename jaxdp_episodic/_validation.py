@@ -171,7 +171,7 @@ def shown(value: Any) -> str:
 def broadcast_shape(**arrays: Any) -> tuple[int, ...]:
     """Returns the common shape of the named arrays, or names those that disagree."""
     try:
-        return np.broadcast_shapes(*(np.shape(a) for a in arrays.values()))
+        return np.broadcast_shapes(*map(np.shape, arrays.values()))
     except ValueError:
         shapes = ", ".join(f"{name}: {np.shape(a)}" for name, a in arrays.items())
         raise ValueError(f"shapes do not broadcast together: {shapes}") from None

@@ -324,8 +324,6 @@ class Menu(Spec):
                 "budget", self.budget, maximum=MOST_BUDGET
             )
             object.__setattr__(self, "budget", budget)
-        if self.odometer is not None:
-            self.one_setting("odometer")
         self._check_odometer()
         taken = dict.fromkeys(options, 0)
         if self.taken:

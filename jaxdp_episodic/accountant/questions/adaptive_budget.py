@@ -14,7 +14,12 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.menu import reachable
 from jaxdp_episodic.accountant.describe.schemes import OWNED
-from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.describe.step import (
+    ComposedSteps,
+    GaussianStep,
+    compose,
+    one_protection,
+)
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 
@@ -85,12 +90,7 @@ class AdaptiveBudget:
             raise ValueError(f"each option must be in one run only, got {names}")
         for name, option in self.options.items():
             _check_option(name, option)
-        for field in ("privacy_unit", "neighboring_relation"):
-            found = {getattr(option, field) for option in self.options.values()}
-            if len(found) > 1:
-                raise ValueError(
-                    f"options must have the same {field}, got {sorted(map(str, found))}"
-                )
+        one_protection("options", tuple(self.options.values()))
         if len(runs) > 1 and self.a_step.privacy_unit in OWNED:
             raise NotImplementedError(
                 "people and copies of an example may be in several parts of the data: "

@@ -108,10 +108,12 @@ class GdpBudget:
         amount, floors = self._left(prices)
         if amount < 0 or floors < 0:
             raise ValueError("prices must not exceed the budget")
-        mu = math.sqrt(amount)
+        mu, floor = math.sqrt(amount), float(floors)
         while Fraction(mu) ** 2 > amount:
             mu = math.nextafter(mu, 0.0)
-        return GdpPrice(mu, _rounded_down(floors))
+        while Fraction(floor) > floors:
+            floor = math.nextafter(floor, 0.0)
+        return GdpPrice(mu, floor)
 
     def permits(self, prices: Iterable[GdpPrice], price: GdpPrice) -> bool:
         """Returns whether a further price is within the budget."""
@@ -220,14 +222,6 @@ def _units(value: float, power: int = 1) -> int:
     """The power of a float, exactly, in units of 2^-_BITS."""
     numerator, denominator = value.as_integer_ratio()
     return numerator**power << (_BITS - power * (denominator.bit_length() - 1))
-
-
-def _rounded_down(exact: Fraction) -> float:
-    """The largest float <= a fraction >= 0."""
-    found = float(exact)
-    while Fraction(found) > exact:
-        found = math.nextafter(found, 0.0)
-    return found
 
 
 def _checked_floor(floor: Any) -> float:

@@ -10,6 +10,7 @@ import itertools
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -28,13 +29,14 @@ from jaxdp_episodic.accountant._engine import (
     using_engine,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.methods import engine as chunked
 from jaxdp_episodic.accountant.numerics.loops import namespace
 from oracles.mechanisms import SHIPPED
 
 
-def step(noise=1.0):
-    scheme = jde.Poisson("user", sampling_probability=0.01)
-    return jde.GaussianStep(scheme, noise_multiplier=noise)
+def step(rate, noise):
+    sampling = jde.Poisson("user", sampling_probability=rate)
+    return jde.GaussianStep(sampling, noise_multiplier=noise)
 
 
 def log1p(x):
@@ -165,7 +167,7 @@ def test_unknown_engines_are_refused(monkeypatch):
             pass
     monkeypatch.setenv(_engine.VARIABLE, "torch")
     with pytest.raises(ValueError, match="JAXDP_EPISODIC_ENGINE must be one of"):
-        jde.epsilon(step(), num_steps=2, delta=1e-5)
+        jde.epsilon(step(0.01, 1.0), num_steps=2, delta=1e-5)
 
 
 def test_small_questions_need_no_jax():
@@ -263,14 +265,18 @@ float64_square = _engine.float64_boundary(lambda x: x * x)
 def test_a_traced_number_is_refused_by_name(named):
     def ask(x):
         known = {"delta": 1e-5, "noise_multiplier": 1.0, named: x}
-        return jde.epsilon(step(known.pop("noise_multiplier")), num_steps=10, **known)
+        return jde.epsilon(
+            step(0.01, known.pop("noise_multiplier")), num_steps=10, **known
+        )
 
     with pytest.raises(TypeError, match=f"{named} must be a known number.*jax.jit"):
         jax.make_jaxpr(ask)(1)
 
 
 def on_numpy():
-    return jde.epsilon(step(), delta=1e-5, num_steps=10, method="rdp", engine="numpy")
+    return jde.epsilon(
+        step(0.01, 1.0), delta=1e-5, num_steps=10, method="rdp", engine="numpy"
+    )
 
 
 def on_jax():
@@ -292,11 +298,6 @@ def test_known_numbers_are_answered_inside_a_trace_and_under_a_transfer_guard(as
     np.testing.assert_array_equal(found, ask())
 
 
-def _with_branches(x):
-    """1 / x and the square root of x, where 0 and -1 are not selected."""
-    return jnp.where(x > 0, 1 / x, 0.0), jnp.where(x >= 0, jnp.sqrt(x), 2.0)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["debug_nans", "debug_infs"])
 def test_branches_that_are_not_taken_may_be_infinite_or_nan(name):
@@ -309,7 +310,7 @@ def test_branches_that_are_not_taken_may_be_infinite_or_nan(name):
         return inverse, root, jnp.where(x < 0, jnp.nan, 1 / x)
 
     def check():
-        rdp = jde.rdp(step([0.0, 1.0, np.inf]), [2.0, 1e6], engine="jax")
+        rdp = jde.rdp(step(0.01, [0.0, 1.0, np.inf]), [2.0, 1e6], engine="jax")
         with _engine.using_engine("jax"):
             found = float64_boundary(kernel)(np.array([-1.0, 0.0, 4.0]))
         expected = [[0, 0, 0.25], [2, 0, 2], [np.nan, np.inf, 0.25]]
@@ -328,17 +329,244 @@ def test_branches_that_are_not_taken_may_be_infinite_or_nan(name):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
 def test_a_forked_process_answers_on_numpy():
     assert not _engine._is_fork_of_jax
-    expected = jde.epsilon(step(), delta=1e-5, num_steps=10)
+    expected = jde.epsilon(step(0.01, 1.0), delta=1e-5, num_steps=10)
     child = os.fork()
     if child == 0:
         code = 1
         try:
             with _engine.using_engine("auto"):
                 same = _engine.choose_engine(10**9, 1) == "numpy"
-            answer = jde.epsilon(step(), delta=1e-5, num_steps=10, engine="numpy")
+            answer = jde.epsilon(
+                step(0.01, 1.0), delta=1e-5, num_steps=10, engine="numpy"
+            )
             code = 0 if same and abs(answer - expected) < 1e-9 else 2
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert "jax" in sys.modules
+
+
+# --- Engines, chunks, threads and flags do not change answers ---
+
+
+# These tests are about the Rényi bounds.
+rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
+rdp_delta = functools.partial(jde.delta, method="rdp")
+
+ENGINES = ("numpy", "jax")
+MANY = 4096 + 1
+
+
+def settings(size):
+    """Rates and noises of `size` different settings of all regimes."""
+    rng = np.random.default_rng(12)
+    rates = 10 ** rng.uniform(-6, 0, MANY)
+    noises = 10 ** rng.uniform(-0.5, 2, MANY)
+    rates[::97], noises[5::101], noises[3::89] = 1.0, np.inf, 0.0
+    return rates[:size], noises[:size]
+
+
+def answers(engine):
+    """Answers to every kind of question; on JAX, which compiles each, to a few."""
+    with using_engine(engine):
+        return list(questions() if engine == "numpy" else few_questions())
+
+
+def few_questions():
+    yield jde.rdp(step(*settings(8)), 7.5, direction="forward")
+    yield jde.rdp(step(1e-6, 0.5), 300.0, direction="forward")
+    yield jde.privacy_profile(step(*settings(20)), 0.01)
+
+
+def questions():
+    yield from few_questions()
+    grid = step(*settings(20))
+    nested = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("group", sampling_probability=[1e-3, 0.1]),
+            jde.WithoutReplacement("user", size=1, population=7),
+        ),
+        noise_multiplier=1.3,
+        clip_unit="group",
+    )
+    fixed_size = jde.GaussianStep(
+        jde.WithoutReplacement("user", size=3, population=1000),
+        noise_multiplier=0.8,
+        neighboring_relation="replace_one",
+    )
+    yield jde.rdp(grid, [1 + 1e-6, 300.0], direction="backward")
+    yield rdp_epsilon(grid, delta=1e-12, num_steps=1000)
+    yield rdp_delta(grid, epsilon=0.3, num_steps=1000)
+    yield rdp_epsilon(step(1e-12, 0.5), delta=1e-9, num_steps=10**7)
+    yield rdp_epsilon(fixed_size, delta=1e-7, num_steps=10)
+    yield jde.privacy_profile(nested, [0.0, 0.5])
+
+
+def identical(ours, theirs):
+    return all(
+        isinstance(a, np.ndarray | np.float64)
+        and a.dtype == b.dtype == np.float64
+        and a.tobytes() == b.tobytes()
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def x64_is_on():
+    """Whether the caller's new arrays are float64, which the flag decides."""
+    return jnp.asarray(np.float64(1)).dtype == jnp.float64
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return {engine: answers(engine) for engine in ENGINES}
+
+
+@pytest.mark.slow
+def test_engines_agree_on_every_question(reference):
+    with using_engine("jax"):
+        for ours, theirs in zip(questions(), reference["numpy"], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+    run = {"num_steps": 1000, "delta": 1e-6}
+    exact = [jde.epsilon(step(*settings(20)), engine=e, **run) for e in ENGINES]
+    np.testing.assert_allclose(*exact, rtol=2e-6)  # each has an error of 1e-6
+
+
+@pytest.mark.slow
+def test_flags_and_engines_are_per_thread(reference):
+    def with_flag(enabled, engine):
+        with jax.enable_x64(enabled):
+            found = answers(engine)
+            return found, x64_is_on()
+
+    flags, engines = [False, True, True, False] * 2, [*ENGINES * 3, "jax", "jax"]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(with_flag, flags, engines))
+    for (found, after), enabled, engine in zip(results, flags, engines, strict=True):
+        assert after == enabled
+        assert identical(found, reference[engine])
+
+
+class TestCallersFlag:
+    @pytest.mark.few(2)
+    @pytest.mark.parametrize("engine", ENGINES)
+    @pytest.mark.parametrize("enabled", [False, True])
+    def test_flag_is_unchanged_and_changes_nothing(self, enabled, engine, reference):
+        with jax.enable_x64(enabled):
+            found = answers(engine)
+            assert x64_is_on() == enabled
+        assert identical(found, reference[engine])
+
+    @pytest.mark.parametrize("enabled", [False, True])
+    def test_flag_is_unchanged_by_an_error(self, enabled):
+        with jax.enable_x64(enabled):
+            with pytest.raises(ValueError, match="delta"):
+                rdp_epsilon(step(0.1, 1.0), delta=2.0, num_steps=1)
+            with pytest.raises(ValueError, match="orders"):
+                jde.rdp(step(0.1, 1.0), 0.5)
+            assert x64_is_on() == enabled
+
+
+def settings_of(size):
+    return step(*settings(size))
+
+
+def epsilon_of(asked):
+    return rdp_epsilon(asked, delta=1e-6, num_steps=300)
+
+
+def rdp_of(asked):
+    return jde.rdp(asked, 5.5, direction="forward")
+
+
+def delta_of(asked):
+    return rdp_delta(asked, epsilon=1.0, num_steps=300)
+
+
+class TestChunks:
+    @pytest.mark.parametrize("size", [1, 8, 9, 64, 65, 513])
+    def test_every_setting_is_answered_in_its_place(self, size, engine):
+        seen = []
+
+        def kernel(part):
+            (numbers, table) = part
+            seen.append(numbers.shape[-1])
+            return numbers + table.sum(axis=0), table[1]
+
+        numbers, table = np.arange(size), np.arange(3 * size).reshape(3, size)
+        sizes = chunked.Chunks(64, (8, 64), (8, 64))
+        both = chunked.in_chunks(kernel, (numbers, table), sizes)
+        np.testing.assert_array_equal(both[0], numbers + table.sum(axis=0))
+        np.testing.assert_array_equal(both[1], table[1])
+        if engine == "jax":  # each is compiled
+            assert set(seen) == {8 if size <= 8 else 64}
+        else:
+            assert sum(seen) == size and max(seen) <= 64
+
+    def test_any_number_of_workers_gives_the_same(self, monkeypatch):
+        found = rdp_of(settings_of(600))
+        for cores in (1, 3):
+            monkeypatch.setattr(chunked, "num_cores", lambda cores=cores: cores)
+            np.testing.assert_array_equal(rdp_of(settings_of(600)), found)
+
+    def test_results_are_fresh_arrays(self):
+        for question in (rdp_of, epsilon_of, delta_of):
+            values = question(settings_of(9))
+            assert values.flags.writeable and values.flags.c_contiguous
+            values[:] = -1
+            assert np.all(question(settings_of(9)) >= 0)
+
+    def test_any_shape_equals_the_flat_grid(self):
+        rates, noises = settings(240)
+        flat, shape = epsilon_of(step(rates, noises)), (3, 4, 4, 5)
+        values = epsilon_of(step(rates.reshape(shape), noises.reshape(shape)))
+        assert values.shape == shape
+        np.testing.assert_array_equal(values.reshape(-1), flat)
+        np.testing.assert_array_equal(flat == 0, np.isinf(noises))
+        np.testing.assert_array_equal(np.isposinf(flat), noises == 0)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        functools.partial(jax.numpy_rank_promotion, "raise"),
+        # Panels computed in 16 bits would be wrong, and epsilon too small.
+        functools.partial(jax.default_matmul_precision, "BF16_BF16_F32"),
+    ],
+)
+def test_a_callers_array_settings_do_not_matter(engine, setting):
+    expected = rdp_of(settings_of(9))
+    with setting():
+        got = rdp_of(settings_of(9))
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_threads_compute_on_the_callers_device():
+    """The default device is set per thread; the pool's threads inherit it."""
+    device, seen = jax.devices()[-1], []
+
+    def kernel(part):
+        seen.append(jnp.zeros(1).devices())
+        seen.append(jax.config.jax_default_device)
+        return (part,)
+
+    for wanted in (device, None):
+        seen.clear()
+        with jax.default_device(wanted):
+            sizes = chunked.Chunks(9, (2,), (2,))
+            with using_engine("jax"):
+                (found,) = chunked.in_chunks(kernel, np.arange(9.0), sizes)
+        np.testing.assert_array_equal(found, np.arange(9.0))
+        assert len(seen) == 2 * 5
+        assert seen[1::2] == [wanted] * 5
+
+
+def test_threads_share_the_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)), raising=False)
+
+    def inner(_):
+        return _engine.in_threads(lambda _: _engine.num_cores(), [0, 1], 5)
+
+    assert _engine.in_threads(inner, range(3), 3) == [[2, 2]] * 3
+    assert _engine.in_threads(lambda _: _engine.num_cores(), [0] * 30, 24) == [1] * 30
+    assert _engine.num_cores() == 12

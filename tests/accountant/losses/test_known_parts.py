@@ -13,38 +13,6 @@ GAUSSIAN = jde.GaussianStep(
 )
 
 
-def binomial_delta(pure, count, epsilon):
-    """``E[(1 - e^{epsilon - L})_+]`` of k answers, 40 digits."""
-    with mpmath.workdps(40):
-        pure, epsilon = mpmath.mpf(pure), mpmath.mpf(epsilon)
-        truth = 1 / (1 + mpmath.exp(-pure))
-        total = mpmath.mpf(0)
-        for j in range(count, -1, -1):
-            loss = (2 * j - count) * pure
-            if loss <= epsilon:
-                break
-            mass = mpmath.binomial(count, j) * truth**j * (1 - truth) ** (count - j)
-            total += mass * -mpmath.expm1(epsilon - loss)
-        return total
-
-
-@pytest.mark.parametrize(
-    ("count", "pure"),
-    [(1, 1e-3), (1, 8.0), (2, 1.0), (7, 0.1), (100, 1.0), (1000, 1e-3), (1000, 8.0)],
-)
-def test_pure_parts_against_the_binomial_sum(pure, count):
-    release = jde.ApproximateDP(pure)
-    for share in (0.0, 0.05, 0.3, 0.999):
-        epsilon = share * pure * count
-        expected = binomial_delta(pure, count, epsilon)
-        found = jde.delta(release, num_steps=count, epsilon=epsilon)
-        if expected > 1e-290:
-            assert found == pytest.approx(float(expected), rel=1e-11)
-        lower, upper = jde.delta_interval(release, num_steps=count, epsilon=epsilon)
-        assert lower <= float(expected) * (1 + 1e-15)
-        assert upper >= float(expected) * (1 - 1e-15)
-
-
 def test_rdp_against_the_closed_form():
     pure, orders = np.geomspace(1e-3, 20, 7), np.array([1 + 1e-6, 1.5, 2, 30, 4096])
     found = jde.rdp(jde.ApproximateDP(pure), orders)

@@ -176,40 +176,6 @@ def test_intervals_and_composed_runs_use_the_smallest_theorem() -> None:
     np.testing.assert_allclose(noise, 3.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("relation", "people", "noise"),
-    [
-        pytest.param("zero_out", None, 34.180847, marks=pytest.mark.slow),
-        ("zero_out", (20, 2, 0.8), 8.340889),
-        ("replace_one", (20_000, 20, 0.008), 0.499577),
-    ],
-)
-def test_noise_of_a_person_in_omniglot(
-    relation: str, people: Any, noise: float
-) -> None:
-    """Epsilon 8 at delta 1e-5 after 300 steps of 8 episodes; in blocks of people."""
-    if people is None:
-        design: Any = jde.GroupedClasses(
-            num_classes=964,
-            ways=5,
-            episodes=P("episode", sampling_probability=1 / 24),
-            examples=TWO_OF_TWENTY,
-        )
-        fields = {"sampling": design, "people": Bounds(examples=1, classes=964)}
-    else:
-        number, each, rate = people
-        design = jde.PeopleBlocks(
-            num_people=number,
-            people_per_block=each,
-            episodes=P("episode", sampling_probability=rate),
-        )
-        fields = {"sampling": design, "people": None}
-    found = jde.calibrate_noise_multiplier(
-        person(fields, relation, 1.0), epsilon=8.0, delta=1e-5, num_steps=300
-    )
-    assert found == pytest.approx(noise, rel=1.5e-6)
-
-
 @pytest.mark.parametrize("relation", [ZERO, REPLACE, "add_remove"])
 def test_a_person_of_one_example_costs_an_example(relation: str) -> None:
     fields = grouped(P("episode", sampling_probability=0.25))

@@ -323,10 +323,10 @@ HITS = [
     ("replaced", 0.3, 40.0, 150, 1e-5),
     pytest.param(("replaced", 0.002815, 40.48, 22_377, 4.2e-8), marks=pytest.mark.slow),
     ("sampled", 0.1, 50.0, 400, 1e-4),
-    ("sampled", 0.3, 100.0, 900, 1e-3),
+    pytest.param(("sampled", 0.3, 100.0, 900, 1e-3), marks=pytest.mark.slow),
     ("zeroed", 0.5, 60.0, 300, 1e-6),
     ("above", 0.001758, 13.6147, 4_944, 3.906e-5),
-    ("above", 0.03761, 36.84, 492, 3.85e-5),
+    pytest.param(("above", 0.03761, 36.84, 492, 3.85e-5), marks=pytest.mark.slow),
 ]
 
 

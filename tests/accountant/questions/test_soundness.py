@@ -124,7 +124,7 @@ def largest_ratios(rng: np.random.Generator, design: trees.Design, climb: bool):
 
 
 SIZED, SLOTS = ("add_remove", "replace_one"), ("zero_out",)
-FEW = {SIZED: 80, SLOTS: 60}
+FEW = {SIZED: 60, SLOTS: 40}
 
 
 def check_random_trees(

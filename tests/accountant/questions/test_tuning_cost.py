@@ -19,7 +19,7 @@ TRIALS = [
     *(PoissonTrials(expected_runs=m) for m in (0.1, 4.0, 30.0)),
     *(
         NegativeBinomialTrials(expected_runs=m, eta=eta)
-        for m in (1.0, 1.5, 60.0)
+        for m in (1.0, 1.5, 20.0)
         for eta in (-0.5, 0.0, 0.7, 3.0)
     ),
 ]

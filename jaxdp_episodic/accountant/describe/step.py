@@ -335,8 +335,13 @@ def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
             for inner, often in zip(step.steps, step.counts, strict=True):
                 if isinstance(inner, GaussianStep):
                     _refuse_part_of_cycle(inner, often, times)
-            steps += step.steps
-            counts += [_multiplied(inner, times) for inner in step.counts]
+                # Both are at most 2**53: the float product errs by 1e-15 relative.
+                if np.any(np.asarray(often, np.float64) * times > 2.0**53):
+                    raise ValueError(
+                        "each count of a composed run must be at most 2**53"
+                    )
+                steps.append(inner)
+                counts.append(np.asarray(often, np.int64) * times)
         else:
             steps.append(step)
             counts.append(count)
@@ -386,15 +391,6 @@ def _refuse_part_of_cycle(step: GaussianStep, count: Any, times: np.ndarray) -> 
             f"compose cannot repeat a run with part of {what} ({count!r} steps of "
             f"{step.cycle!r}): give one (step, count) pair for each repetition"
         )
-
-
-def _multiplied(count: Any, times: np.ndarray) -> np.ndarray:
-    """The product of two counts; raises if it exceeds 2**53."""
-    product = np.asarray(count, np.int64) * times
-    # Both factors are at most 2**53: the float product has a relative error of 1e-15.
-    if np.any(np.asarray(count, np.float64) * times > 2.0**53):
-        raise ValueError("each count of a composed run must be at most 2**53")
-    return product
 
 
 def _check_composable(steps: tuple[GaussianStep | Release, ...]) -> None:

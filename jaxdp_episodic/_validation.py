@@ -67,10 +67,10 @@ def integer_array(name: str, value: Any, *, minimum: int) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _reals(
+def reals(
     rule: str, is_good: Callable[[np.ndarray], np.ndarray]
 ) -> Callable[[str, Any], np.ndarray]:
-    """Returns the check of float64 arrays of which all elements satisfy a rule."""
+    """Returns a check: float64 arrays of which all elements satisfy the rule."""
 
     def check(name: str, value: Any) -> np.ndarray:
         array = real_array(name, value)
@@ -82,13 +82,13 @@ def _reals(
     return check
 
 
-probability_array = _reals("lie in [0, 1]", lambda a: (a >= 0) & (a <= 1))
-open_unit_array = _reals("lie in (0, 1)", lambda a: (a > 0) & (a < 1))
-positive_share_array = _reals("lie in (0, 1]", lambda a: (a > 0) & (a <= 1))
-nonnegative_array = _reals("be >= 0", lambda a: a >= 0)  # may be inf
-positive_array = _reals("be > 0 and finite", lambda a: (a > 0) & np.isfinite(a))
-order_array = _reals("be > 1 and finite", lambda a: (a > 1) & np.isfinite(a))
-order_or_inf_array = _reals("be > 1", lambda a: a > 1)
+probability_array = reals("lie in [0, 1]", lambda a: (a >= 0) & (a <= 1))
+open_unit_array = reals("lie in (0, 1)", lambda a: (a > 0) & (a < 1))
+positive_share_array = reals("lie in (0, 1]", lambda a: (a > 0) & (a <= 1))
+nonnegative_array = reals("be >= 0", lambda a: a >= 0)  # may be inf
+positive_array = reals("be > 0 and finite", lambda a: (a > 0) & np.isfinite(a))
+order_array = reals("be > 1 and finite", lambda a: (a > 1) & np.isfinite(a))
+order_or_inf_array = reals("be > 1", lambda a: a > 1)
 
 
 def single(name: str, array: np.ndarray) -> Any:

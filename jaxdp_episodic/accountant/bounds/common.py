@@ -17,20 +17,6 @@ _TOLERANCE = 1e-7
 _SMALLEST_SHARE = 1e-9
 
 
-def _below_one(name: str, value: Any) -> np.ndarray:
-    array = _validation.probability_array(name, value)
-    if np.any(array == 1):
-        raise ValueError(f"{name} must lie in [0, 1), got {_validation.shown(value)}")
-    return array
-
-
-def _finite(name: str, value: Any) -> np.ndarray:
-    array = _validation.nonnegative_array(name, value)
-    if np.isinf(array).any():
-        raise ValueError(f"{name} must be finite, got {_validation.shown(value)}")
-    return array
-
-
 # Each check, and the names of the arguments that it checks; see `_CALLED`.
 _NAMES: tuple[tuple[Callable[[str, Any], np.ndarray], str], ...] = (
     (
@@ -47,8 +33,14 @@ _NAMES: tuple[tuple[Callable[[str, Any], np.ndarray], str], ...] = (
         "positive_noise_std learning_rate learning_rates lipschitz smoothness",
     ),
     (_validation.open_unit_array, "delta_in_between slack"),
-    (_below_one, "delta_below_1 total_delta"),
-    (_finite, "finite_epsilon"),
+    (
+        _validation.reals("lie in [0, 1)", lambda a: (a >= 0) & (a < 1)),
+        "delta_below_1 total_delta",
+    ),
+    (
+        _validation.reals("be >= 0 and finite", lambda a: (a >= 0) & np.isfinite(a)),
+        "finite_epsilon",
+    ),
     (functools.partial(_validation.integer_array, minimum=0), "size num_steps"),
     (
         functools.partial(_validation.integer_array, minimum=1),

@@ -27,6 +27,9 @@ from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
 # Largest order, which is also the number of terms of its series.
 MAX_ORDER = 2**14
+_checked_orders = _validation.reals(
+    f"lie in (1, {MAX_ORDER}] for a series", lambda a: (a > 1) & (a <= MAX_ORDER)
+)
 # Terms (settings x series) in one block, which bounds memory to tens of megabytes.
 _BLOCK_TERMS = 2**19
 # Smallest normal number, to which positive results that underflow are rounded up.
@@ -81,7 +84,7 @@ def rdp_poisson_subsampled(
     base = _as_mechanism(mechanism)
     (rate,) = checked(sampling_probability=sampling_probability)
     (outer,) = checked(outer_rate=outer_rate)
-    alpha = _checked_orders(orders)
+    alpha = _checked_orders("orders", orders)
     if bound == "tight" and not base.swaps_neighbours:
         raise NotImplementedError(
             f"bound='tight' with {type(base).__name__}: the nonnegativity of the odd "
@@ -137,7 +140,7 @@ def rdp_without_replacement_subsampled(
     base = _as_mechanism(mechanism)
     (rate,) = checked(sampling_rate=sampling_rate)
     (outer,) = checked(outer_rate=outer_rate)
-    alpha = _checked_orders(orders)
+    alpha = _checked_orders("orders", orders)
     return _subsampled(base, rate, alpha, outer, series="without_replacement")
 
 
@@ -150,15 +153,6 @@ def _as_mechanism(mechanism: Any) -> Mechanism:
         "mechanism must be a Mechanism or a function from orders to RDP, got "
         f"{mechanism!r}"
     )
-
-
-def _checked_orders(orders: Any) -> np.ndarray:
-    alpha = _validation.order_array("orders", orders)
-    if alpha.max(initial=2.0) > MAX_ORDER:
-        raise ValueError(
-            f"orders must lie in (1, {MAX_ORDER}] for a series, got {alpha.max()}"
-        )
-    return alpha
 
 
 def _subsampled(

@@ -53,7 +53,10 @@ class Bands(Spec):
       ValueError: a number out of range.
     """
 
-    singles = {"count": AT_LEAST_ONE, "horizon": _validation.real_array}
+    singles = {
+        "count": AT_LEAST_ONE,
+        "horizon": _validation.reals("be >= 1", lambda a: a >= 1),
+    }
 
     count: int
     _: KW_ONLY
@@ -61,10 +64,8 @@ class Bands(Spec):
     horizon: float = 30.0
 
     def check_values(self) -> None:
-        """Refuses a level that is no string, and a horizon of less than one step."""
+        """Refuses a level that is no string."""
         _validation.instance("level", self.level, str, "the name of a level")
-        if not self.horizon >= 1:
-            raise ValueError(f"horizon must be >= 1, got {self.horizon!r}")
 
 
 def grouped_levels(design: Sampling, privacy_unit: str) -> tuple[str, ...]:

@@ -54,6 +54,10 @@ _AT_JUMP = 1e-2
 COARSEST = 0.1
 # Relative tolerance of a noise multiplier or a probability.
 _TOLERANCE = 1e-7
+_checked_tolerance = _validation.reals(
+    f"lie in [{_TOLERANCE:g}, {COARSEST:g}]",
+    lambda a: (a >= _TOLERANCE) & (a <= COARSEST),
+)
 # Relative tolerance of the initial value from the Rényi bound.
 _INITIAL_TOLERANCE = 1e-3
 # Approximate number of evaluations of a setting.
@@ -287,12 +291,7 @@ def calibrate_noise_multiplier(
     """
     check_method(method)
     _check_is(step, GaussianStep, LaplaceRelease)
-    least = _validation.one("tolerance", tolerance, _validation.positive_array)
-    if not _TOLERANCE <= least <= COARSEST:
-        raise ValueError(
-            f"tolerance must lie in [{_TOLERANCE:g}, {COARSEST:g}], "
-            f"got {_validation.shown(tolerance)}"
-        )
+    _validation.one("tolerance", tolerance, _checked_tolerance)
     step = dataclasses.replace(step, noise_multiplier=1.0)
     run = Targets(step, epsilon, delta, num_steps, method)
     with asking_together(run.size * _EVALUATIONS):

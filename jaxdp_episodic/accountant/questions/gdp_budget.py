@@ -36,6 +36,10 @@ from jaxdp_episodic.accountant.questions.tuning import curve_to_epsilon
 
 # Smallest floor of a run, far below any delta in use.
 _SMALLEST_FLOOR = 1e-100
+_checked_floor = _validation.reals(
+    f"be one number in [{_SMALLEST_FLOOR:g}, 1)",
+    lambda a: (a >= _SMALLEST_FLOOR) & (a < 1),
+)
 # Relative; exceeds the rounding errors of a profile and of the search for mu.
 _ROUNDING = 1e-9
 # Largest mu: beyond it delta is 1.
@@ -135,7 +139,7 @@ def gdp_price(
     method: str = "exact",
 ) -> GdpPrice:
     """Returns the price of a run with this floor, to be fixed before the run begins."""
-    lost = _checked_floor(floor)
+    lost = _validation.one("floor", floor, _checked_floor)
     check_method(method)
     if isinstance(step, AdaptiveRun):
         step.one_setting("price")
@@ -171,7 +175,7 @@ def _mu_of_worst(run: AdaptiveRun, floor: float) -> float:
 
 def price_of_curve(epsilons: np.ndarray, deltas: np.ndarray, *, floor: Any) -> GdpPrice:
     """Returns the price of a run from points of its privacy profile."""
-    lost = _checked_floor(floor)
+    lost = _validation.one("floor", floor, _checked_floor)
     falls = np.all(np.diff(epsilons) >= 0) and np.all(np.diff(deltas) <= 0)
     if not (falls and epsilons[0] == 0 and np.all((deltas >= 0) & (deltas <= 1))):
         raise ValueError(
@@ -206,7 +210,7 @@ def _price(mu: float, floor: float) -> GdpPrice:
 
 def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:
     """Returns the price of a run from its Rényi-DP curve."""
-    lost = _checked_floor(floor)
+    lost = _validation.one("floor", floor, _checked_floor)
     deltas = np.geomspace(_LARGEST_DELTA, lost * (1 - 2 * _ROUNDING), _POINTS)
     epsilons = curve_to_epsilon(orders, rdp, delta=deltas)
     least = float(np.min(rdp)) * (1 + _ROUNDING)
@@ -222,16 +226,6 @@ def _units(value: float, power: int = 1) -> int:
     """The power of a float, exactly, in units of 2^-_BITS."""
     numerator, denominator = value.as_integer_ratio()
     return numerator**power << (_BITS - power * (denominator.bit_length() - 1))
-
-
-def _checked_floor(floor: Any) -> float:
-    """Returns the checked floor of a run."""
-    value = _validation.one("floor", floor, _validation.open_unit_array)
-    if value < _SMALLEST_FLOOR:
-        raise ValueError(
-            f"floor must be one number in [{_SMALLEST_FLOOR:g}, 1), got {value:g}"
-        )
-    return float(value)
 
 
 def _check_number(described: Any, name: str, *, below: float = math.inf) -> None:

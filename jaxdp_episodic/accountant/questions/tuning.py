@@ -30,33 +30,15 @@ _MOST_EXPECTED_RUNS = 1e12
 _MOST_DRAWN_RUNS = 1e6
 
 
-def _expected_runs(name: str, value: Any, *, smallest: float) -> np.ndarray:
-    """Returns a mean number of runs as an array; refuses one out of range."""
-    mean = _validation.real_array(name, value)
-    good = (mean > 0) & (mean >= smallest) & (mean <= _MOST_EXPECTED_RUNS)
-    if not good.all():
-        rule = f">= {smallest:g}" if smallest else "> 0"
-        raise ValueError(
-            f"{name} must be {rule} and at most 1e12, got {_validation.shown(value)}"
-        )
-    return mean
-
-
-def _eta(name: str, value: Any) -> np.ndarray:
-    eta = _validation.real_array(name, value)
-    if not np.all((eta > -1) & (eta <= _LARGEST_ETA)):
-        shown = _validation.shown(value)
-        raise ValueError(
-            f"{name} must be > -1 and at most {_LARGEST_ETA:g}, got {shown}"
-        )
-    return eta
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PoissonTrials(Spec):
     """A Poisson number of runs; none with probability exp(-expected_runs)."""
 
-    numeric = {"expected_runs": functools.partial(_expected_runs, smallest=0.0)}
+    numeric = {
+        "expected_runs": _validation.reals(
+            "be > 0 and at most 1e12", lambda a: (a > 0) & (a <= _MOST_EXPECTED_RUNS)
+        )
+    }
 
     expected_runs: ArrayLike
 
@@ -76,8 +58,13 @@ class NegativeBinomialTrials(Spec):
     """A truncated negative binomial number of runs, at least one."""
 
     numeric = {
-        "expected_runs": functools.partial(_expected_runs, smallest=1.0),
-        "eta": _eta,
+        "expected_runs": _validation.reals(
+            "be >= 1 and at most 1e12", lambda a: (a >= 1) & (a <= _MOST_EXPECTED_RUNS)
+        ),
+        "eta": _validation.reals(
+            f"be > -1 and at most {_LARGEST_ETA:g}",
+            lambda a: (a > -1) & (a <= _LARGEST_ETA),
+        ),
     }
 
     expected_runs: ArrayLike

@@ -11,17 +11,14 @@ import optax
 from flax import nnx
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.learners.learners import MAML, ProtoNet
 from jaxdp_episodic.trainer.learners.models import MLP, split_model
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
-from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
-from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
+from jaxdp_episodic.training import MAML, AdaptiveBudget, Evaluation, ProtoNet, Trainer
 
 WAYS, SHOTS, QUERIES = 3, 1, 2
 DELTA = 1e-5

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.audit import Training, audit_run, audit_steps, training_of_config
 from jaxdp_episodic.trainer.audit import training as audits
 from jaxdp_episodic.trainer.audit.canaries import (
@@ -20,12 +19,10 @@ from jaxdp_episodic.trainer.audit.canaries import (
     gradient_canaries,
     input_canaries,
 )
-from jaxdp_episodic.trainer.config.training_config import read_config
-from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.private_gradient import clip_by_norm
 from jaxdp_episodic.trainer.learners.episode import Block, contribution_loss, to_episode
-from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.training import ClippingConfig, PrivacyBudget, Trainer, read_config
 from training_runs import (
     GROUPED,
     SHOTS,

@@ -8,7 +8,6 @@ import pytest
 
 import jaxdp_episodic as jde
 from crash_rigs import ending
-from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools import cli
@@ -19,14 +18,13 @@ from jaxdp_episodic.trainer.config.rules import (
     SpendRest,
     StopWhenStalled,
 )
-from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.ledger import RuleError
 from jaxdp_episodic.trainer.run.mechanisms import check_apart
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.run.run_files import read_log
+from jaxdp_episodic.training import AdaptiveBudget, ClippingConfig, RuleError
 from training_runs import (
     CHECK,
     DELTA,

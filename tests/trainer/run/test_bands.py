@@ -15,11 +15,9 @@ from crash_rigs import ending, gone_on, train_until
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.cli import run as command
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
-from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.tree_draw import random_places
 from jaxdp_episodic.trainer.gradient.bands import BandMemory
-from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.optimizers import noise_corrected_adam
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import plan
@@ -29,7 +27,7 @@ from jaxdp_episodic.trainer.run.mechanisms import RunDraws
 from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.trainer.run.store import RunStore
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
-from jaxdp_episodic.training import AdaptiveBudget
+from jaxdp_episodic.training import AdaptiveBudget, ClippingConfig, PrivateGradient
 from rows import fast_and_slow
 from training_runs import (
     GROUPED,

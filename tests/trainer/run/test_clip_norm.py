@@ -9,8 +9,6 @@ import pytest
 import jaxdp_episodic as jde
 from crash_rigs import ROOT, ending
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
-from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient import discrete_noise
 from jaxdp_episodic.trainer.gradient.clip_norm import steps_of_vote
@@ -19,6 +17,7 @@ from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
 from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.trainer.run.store import RunStore
+from jaxdp_episodic.training import ClippingConfig, TrainingConfig, read_config
 from training_runs import (
     GROUPED,
     TINY,

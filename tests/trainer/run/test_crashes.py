@@ -26,15 +26,12 @@ from crash_rigs import (
 )
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.accountant.report.ledgers import read_ledgers
-from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 from jaxdp_episodic.trainer.gradient import private_gradient
-from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
-from jaxdp_episodic.trainer.learners.learners import ProtoNet
 from jaxdp_episodic.trainer.run.mechanisms import RunDraws
 from jaxdp_episodic.trainer.run.run_files import PRIVATE, STORE, read_log
 from jaxdp_episodic.trainer.run.store import EPOCH, RunStore
-from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.training import ClippingConfig, PrivateGradient, ProtoNet, Trainer
 from rows import fast_and_slow
 from training_runs import (
     BINS,

@@ -11,18 +11,15 @@ import pytest
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.book.book import create_book, read_book
 from jaxdp_episodic.tools.train.booked import Booking, protected_by
-from jaxdp_episodic.tools.train.run import run_training
-from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.draw import generators
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.learners import ProtoNet, Supervised, as_they_are
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
-from jaxdp_episodic.training import read_config
+from jaxdp_episodic.training import Evaluation, StartConfig, read_config, run_training
 from training_runs import (
     GROUPED,
     TINY,

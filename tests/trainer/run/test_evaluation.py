@@ -13,12 +13,10 @@ import pytest
 import jaxdp_episodic as jde
 from image_files import image_folders
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.data.sources import ClassFolders, Glyphs, Npz
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys
-from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.learners.learners import ABSENT, ProtoNet
 from jaxdp_episodic.trainer.run.assemble import Tables
 from jaxdp_episodic.trainer.run.evaluation import (
@@ -34,6 +32,7 @@ from jaxdp_episodic.trainer.run.evaluation import (
 from jaxdp_episodic.trainer.run.release import calibration_for, described_release
 from jaxdp_episodic.trainer.run.validation import GRID, PrivateValidation
 from jaxdp_episodic.trainer.statistics.statistics import Started
+from jaxdp_episodic.training import Episode, TrainingConfig
 from training_runs import (
     CHECK,
     SHOTS,

@@ -11,12 +11,9 @@ import pytest
 
 import jaxdp_episodic as jde
 from crash_rigs import train_until
-from jaxdp_episodic.accountant.questions.budget import plan_budget
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.data import ExampleTable, load_glyphs, truncated, with_rotations
 from jaxdp_episodic.trainer.audit.canaries import input_canaries
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.draw import step_generator
 from jaxdp_episodic.trainer.draw.complete import CompleteUnits, Needs
 from jaxdp_episodic.trainer.run import checks
@@ -36,6 +33,7 @@ from jaxdp_episodic.trainer.run.report import privacy_statement, report_of_budge
 from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.trainer.run.store import EPOCH, RunStore
 from jaxdp_episodic.trainer.statistics.terms import Contributors
+from jaxdp_episodic.training import StartConfig, TrainingConfig, plan_budget
 from rows import fast_and_slow
 from training_runs import (
     GROUPED,

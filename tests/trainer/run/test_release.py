@@ -14,8 +14,6 @@ import pytest
 from flax import nnx
 
 from crash_rigs import ROOT
-from jaxdp_episodic.tools.train.run import run_training
-from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.data.sources import Glyphs
 from jaxdp_episodic.trainer.learners.episode import (
@@ -23,12 +21,11 @@ from jaxdp_episodic.trainer.learners.episode import (
     regression_episode,
 )
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.learners.learners import ProtoNet
 from jaxdp_episodic.trainer.run.evaluation import for_ways
 from jaxdp_episodic.trainer.run.loading import load_parameters, load_release
 from jaxdp_episodic.trainer.run.release import DESCRIPTION
 from jaxdp_episodic.trainer.run.report import run_statement
-from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.training import ProtoNet, Trainer, read_config, run_training
 from training_runs import (
     CLASSIFIER,
     TINY,

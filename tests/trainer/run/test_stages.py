@@ -13,7 +13,6 @@ import pytest
 
 import jaxdp_episodic as jde
 from crash_rigs import train_until
-from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.episode import regression_episode
@@ -34,8 +33,7 @@ from jaxdp_episodic.trainer.run.run_files import (
 )
 from jaxdp_episodic.trainer.run.selection import best_of, choosing_split
 from jaxdp_episodic.trainer.run.store import BEST, RunStore
-from jaxdp_episodic.trainer.statistics.mixed import MixedModel
-from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
+from jaxdp_episodic.training import MixedModel, PrivateStatistics, StartConfig
 from training_runs import (
     GROUPED,
     adam,

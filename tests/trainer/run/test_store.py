@@ -12,10 +12,6 @@ import pytest
 
 import jaxdp_episodic as jde
 from crash_rigs import old_ledger, old_run
-from jaxdp_episodic.accountant.questions.budget import (
-    BudgetExhaustedError,
-    PrivacyBudget,
-)
 from jaxdp_episodic.accountant.report.ledger_file import (
     STORE,
     LedgerError,
@@ -42,6 +38,7 @@ from jaxdp_episodic.trainer.run.store import (
     create_store,
     is_on_network,
 )
+from jaxdp_episodic.training import BudgetExhaustedError, PrivacyBudget
 from training_runs import (
     GROUPED,
     Interrupted,

@@ -14,11 +14,9 @@ from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import generator
-from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
-from jaxdp_episodic.trainer.learners.learners import Supervised
-from jaxdp_episodic.trainer.learners.models import MLP, split_model
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, STAGES, read_log
 from jaxdp_episodic.trainer.run.state import RunMismatchError
+from jaxdp_episodic.training import MLP, PrivateGradient, Supervised, split_model
 from training_runs import (
     GROUPED,
     classes,

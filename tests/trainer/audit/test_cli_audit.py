@@ -65,7 +65,7 @@ def test_a_request_is_audited_and_flags_override_it(request_file, tmp_path, caps
 def test_a_refuted_claim_has_an_exit_code(request_file, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(game, "claimed_epsilons", lambda *_, **__: [0.01])
     command = ["audit", str(request_file), "--out", str(tmp_path / "o")]
-    assert cli.run([*command, "--draws", "5000"]) == 3
+    assert cli.run([*command, "--draws", "2500"]) == 3
     assert "VIOLATED" in capsys.readouterr().out
     assert json.loads((tmp_path / "o" / "audit.json").read_text())["is_violated"]
 

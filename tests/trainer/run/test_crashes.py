@@ -504,7 +504,7 @@ def test_a_truncated_log_reads_as_an_earlier_commit(tmp_path, history):
     seen = set()
     # Cuts around frames of the log: its header, then a header and a page each.
     frames = range(32, len(whole) + 1, 24 + 4096)
-    for size in {0, *(place + cut for place in frames for cut in (-1, 0, 24, 2000))}:
+    for size in {0, *(place + cut for place in frames for cut in (0, 24, 2000))}:
         read = damaged(left, tmp_path, "run.sqlite-wal", whole[:size])
         if read is None:
             assert size < 4096 * 8  # before the run had a state
@@ -516,7 +516,7 @@ def test_a_truncated_log_reads_as_an_earlier_commit(tmp_path, history):
 
 @pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed"])
 @pytest.mark.parametrize(
-    ("flips", "least"), [(40, 4), pytest.param(150, 30, marks=pytest.mark.slow)]
+    ("flips", "least"), [(25, 2), pytest.param(150, 30, marks=pytest.mark.slow)]
 )
 def test_no_flipped_bit_is_accepted(tmp_path, history, closed, flips, least):
     """It is refused, or the written content is read.

@@ -21,7 +21,6 @@ import numpy as np
 import optax
 import pytest
 
-import jaxdp_episodic as jde
 from crash_rigs import ROOT, train_until
 from image_files import image_folders
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
@@ -39,6 +38,7 @@ from training_runs import (
     TINY,
     assert_same,
     classes,
+    grouped_step,
     noised,
     plain_trainer,
     protonet,
@@ -337,21 +337,18 @@ class Odd:
         return jnp.zeros(episode.query_labels.shape, jnp.int32)
 
 
-@pytest.fixture(scope="module")
-def noise_alone(tmp_path_factory):
-    """A run whose contributions are zero."""
-    run = plain_trainer(learner=(Odd(0.0), protonet()[1]), num_steps=3)
-    run.train(tmp_path_factory.mktemp("zero"))
-    return run
+def test_nonfinite_gradients_release_pure_noise(tmp_path):
+    def trained(factor):
+        run = plain_trainer(learner=(Odd(factor), protonet()[1]), num_steps=3)
+        return run, run.train(tmp_path / str(factor))
 
-
-@pytest.mark.parametrize("factor", [math.nan, math.inf])
-def test_nonfinite_gradients_release_pure_noise(tmp_path, factor, noise_alone):
-    odd = plain_trainer(learner=(Odd(factor), protonet()[1]), num_steps=3)
-    records = odd.train(tmp_path)
-    assert_same(odd, noise_alone)  # the same noise, and nothing else
-    drawn = sum(r["private"]["num_units"] for r in records[1:])
-    assert sum(r["private"]["num_not_finite"] for r in records[1:]) == drawn > 0
+    noise_alone, _ = trained(0.0)
+    for factor in (math.nan, math.inf):
+        odd, records = trained(factor)
+        assert_same(odd, noise_alone)  # the same noise, and nothing else
+        private = [record["private"] for record in records[1:]]
+        drawn = sum(one["num_units"] for one in private)
+        assert sum(one["num_not_finite"] for one in private) == drawn > 0
 
 
 @pytest.mark.parametrize("factor", [1e-30, 1e30])
@@ -431,15 +428,7 @@ def test_bfloat16_inputs_are_refused():
 
 def run_on(images, **changes):
     data = load_class_folders(images, grey=True)
-    sampling = jde.GroupedClasses(
-        num_classes=data.population.num_units(1),
-        ways=2,
-        episodes=jde.Poisson("episode", sampling_probability=0.5),
-        examples=jde.WithoutReplacement("example", size=3),
-    )
-    step = jde.GaussianStep(
-        sampling, noise_multiplier=1.0, population=data.population, **changes
-    )
+    step = grouped_step(data, **changes)
     return plain_trainer(data=data, learner=of_flat_images(), step=step, num_steps=4)
 
 
@@ -450,7 +439,7 @@ def of_flat_images():
     def flat(params, inputs):
         return inputs.reshape(len(inputs), -1) @ params["weights"]
 
-    return ProtoNet(flat, ways=2), {"weights": weights}
+    return ProtoNet(flat, ways=3), {"weights": weights}
 
 
 def test_a_missing_class_prevents_resuming_and_an_emptied_one_is_drawn(tmp_path):

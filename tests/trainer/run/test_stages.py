@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import sqlite3
 
 import jax
 import jax.numpy as jnp
@@ -440,22 +439,8 @@ def test_the_best_steps_survive_a_kill(tmp_path, killed_after):
     logs = [read_log(tmp_path / name / STORE) for name in ("whole", "part")]
     assert [r["step"] for r in logs[0]] == [r["step"] for r in logs[1]]
     assert logs[0][-1] | {"private": 0} == logs[1][-1] | {"private": 0}
-
-
-@pytest.mark.slow
-def test_a_resumed_finished_run_chooses_the_same(tmp_path):
-    given = {"evaluations": scored(directions(seed=3)), "evaluate_every": 2}
-    run, again = early(), early()
-    run.train(tmp_path, **given)
-    before = read_log(tmp_path)
-    again.resume(tmp_path)
-    assert again.released.name == "steps"
-    assert again.train(tmp_path, **given) == []
-    assert again.selection.behind == run.selection.behind
-    assert again.released.name == run.released.name
-    assert read_log(tmp_path) == before
-    with contextlib.closing(sqlite3.connect(tmp_path / STORE)) as file:
-        file.execute("UPDATE arrays SET data = zeroblob(4) WHERE kind = 'best'")
-        file.commit()
-    with pytest.raises(ValueError, match="an array of best . is not what was written"):
-        again.train(tmp_path, **given)
+    again = early()  # a finished run takes no step, and chooses the same
+    again.resume(tmp_path / "part")
+    assert again.train(tmp_path / "part", **given) == []
+    assert again.selection.behind == whole.selection.behind
+    assert read_log(tmp_path / "part") == logs[1]

@@ -168,11 +168,14 @@ def flat_step(*, noise_multiplier=1.0, rate=0.02):
     return jde.GaussianStep(sampling, noise_multiplier=noise_multiplier)
 
 
+_SIZES = "size", "population"
+
+
 def tree_step(clip_unit, levels, **settings):
-    """A step on a tree: of each level's units a share, or a number of them."""
+    """A step on a tree: of each level's units a share, or (size,) or (size, of all)."""
     schemes = [
-        jde.WithoutReplacement(name, size=taken)
-        if isinstance(taken, int)
+        jde.WithoutReplacement(name, **dict(zip(_SIZES, taken, strict=False)))
+        if isinstance(taken, tuple)
         else jde.Poisson(name, sampling_probability=taken)
         for name, taken in levels.items()
     ]

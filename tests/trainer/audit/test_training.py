@@ -92,7 +92,7 @@ def task_table(num_tasks=60):
 
 
 def tasks(*, noise="gaussian", **changes):
-    step = tree_step("task", {"task": 0.9, "point": 6}, privacy_unit="task")
+    step = tree_step("task", {"task": 0.9, "point": (6,)}, privacy_unit="task")
     model, params = sinusoid_learner()
     return Training(
         model,
@@ -352,7 +352,7 @@ def test_input_canaries_are_shuffled_and_their_targets_mirrored():
         units={"task": np.repeat(np.arange(6), 10)},
         example_level="point",
     )
-    levels = {"task": 0.5, "point": 4}
+    levels = {"task": 0.5, "point": (4,)}
     step = tree_step("task", levels, privacy_unit="task", population=table.population)
     canaries = input_canaries(table, step, 2, generator())
     changed = canaries.table.features != table.features

@@ -6,7 +6,6 @@ import shutil
 import tomllib
 from types import SimpleNamespace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -86,32 +85,26 @@ def test_episodes_are_fixed_by_the_seed():
     assert other.mean != first(learner, params).mean
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_prototypes_can_be_scored_with_more_ways(wrapped):
+def test_prototypes_can_be_scored_with_more_ways():
     data = classes(num_classes=12, examples=8)
     learner = ProtoNet(lambda _, inputs: inputs, ways=3)
-    params, many = {}, ProtoNet(learner.apply, ways=10)
+    many = ProtoNet(learner.apply, ways=10)
     evaluation = Evaluation(data, ways=10, shots=2, queries=3, num_episodes=20)
-    expected = evaluation(Oracle(lambda e: many.predict(params, e)), params)
-    if wrapped:  # the projection keeps distances
-        turned = np.float32([[0.0, 1.0], [1.0, 0.0]])
-        start = {"mean": np.zeros(2, np.float32), "projection": turned}
-        learner, params = Started(learner), {"start": start, "model": params}
-        on_circle = Oracle(lambda e: many.predict({}, _unit_inputs(e)))
-        expected = evaluation(on_circle, params)
-    assert evaluation(learner, params) == expected
+    expected = evaluation(Oracle(lambda e: many.predict({}, e)), {})
+    assert evaluation(learner, {}) == expected
     assert expected.mean > 0.3  # better than guessing
-
-
-def _unit_inputs(episode):
-    parts = {"support_inputs", "query_inputs"}
-    return episode._replace(
-        **{
-            k: v / jnp.linalg.norm(v, axis=1, keepdims=True)
-            for k, v in episode._asdict().items()
-            if k in parts
-        }
+    # Behind a projection that is the identity on unit rows.
+    start = {"mean": np.zeros(2, np.float32), "projection": np.eye(2, dtype=np.float32)}
+    length = np.linalg.norm(data.features, axis=1, keepdims=True)
+    on_circle = Evaluation(
+        data.with_features(data.features / length),
+        ways=10,
+        shots=2,
+        queries=3,
+        num_episodes=20,
     )
+    found = evaluation(Started(learner), {"start": start, "model": {}})
+    assert found.mean == pytest.approx(on_circle(many, {}).mean)
 
 
 def test_rmse_is_over_all_queries():
@@ -322,13 +315,10 @@ def test_a_nan_score_contributes_the_middle_of_its_range():
     data = dataclasses.replace(
         classes(num_classes=12, seed=5), targets=np.zeros(72, np.float32)
     )
-    step = jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.Poisson("class", sampling_probability=1.0),
-            jde.WithoutReplacement("example", size=6, population=6),
-        ),
+    step = tree_step(
+        "class",
+        {"class": 1.0, "example": (6, 6)},
         noise_multiplier=0.0,
-        clip_unit="class",
         privacy_unit="example",
         neighboring_relation="zero_out",
     )
@@ -348,6 +338,14 @@ def test_a_nan_score_contributes_the_middle_of_its_range():
     assert score(np.nan) == 0.5  # the middle of the range
     assert score(0.0) == 1 and score(1.0) == pytest.approx(0.75, abs=1e-4)
     assert score(1e9) == 0  # cut at the bound
+
+
+def test_fixed_draws_repeat_and_fresh_ones_do_not():
+    fixed, fresh = validation(fixed=True), validation()
+    a, b = (fixed._draw(Keys(None), n) for n in (1, 2))
+    assert a is b
+    a, b = (fresh._draw(Keys(None), n) for n in (1, 2))
+    assert not np.array_equal(a.examples, b.examples)
 
 
 HALF = dataclasses.replace(

@@ -227,7 +227,7 @@ class Mine:
 @pytest.mark.slow
 def test_values_are_predicted_by_a_task_and_its_support(tmp_path):
     data = make_sinusoids(30, points=8, seed=0)
-    levels = {"task": 0.2, "point": 8}
+    levels = {"task": 0.2, "point": (8,)}
     bounds = {"privacy_unit": "task", "population": data.population}
     step = tree_step("task", levels, **bounds)
     learner, _ = made = sinusoid_learner()

@@ -187,7 +187,7 @@ def test_recorded_draws_match_the_accounted_rate():
 def test_a_clip_unit_below_the_episode_is_refused():
     """A support example would change the contributions of all classes or queries."""
     data = classes()
-    levels, tree = {"class": 0.2, "example": 3}, {"population": data.population}
+    levels, tree = {"class": 0.2, "example": (3,)}, {"population": data.population}
     with pytest.raises(ValueError, match="clip_unit must contain a whole episode"):
         trainer(data=data, step=tree_step("class", levels, **tree))
 
@@ -195,7 +195,7 @@ def test_a_clip_unit_below_the_episode_is_refused():
 @pytest.mark.slow
 def test_the_step_may_be_the_clip_unit(tmp_path):
     data = classes()
-    levels, tree = {"class": 3, "example": 3}, {"population": data.population}
+    levels, tree = {"class": (3,), "example": (3,)}, {"population": data.population}
     run = trainer(data=data, step=tree_step("step", levels, **tree))
     assert run.sampler.slot_shape == (3, 3)
     records = run.train(tmp_path)
@@ -251,7 +251,7 @@ def test_regression_on_a_tree_of_three_levels(tmp_path, clip_unit, shape):
     data = ExampleTable.from_records(
         table.features, table.targets, units=units, example_level="point"
     )
-    levels = {"group": 0.5, "task": 0.5, "point": 6}
+    levels = {"group": 0.5, "task": 0.5, "point": (6,)}
     step = tree_step(clip_unit, levels, population=data.population)
     run = trainer(data=data, step=step, learner=sinusoid_learner(), shots=3)
     records = run.train(tmp_path)
@@ -264,7 +264,7 @@ def test_the_divisor_must_be_public():
     """Under add_remove the number of protected units is private."""
     table = make_sinusoids(40, points=8, seed=0)
     arguments = {"data": table, "learner": sinusoid_learner(), "shots": 3}
-    levels, tree = {"task": 0.5, "point": 6}, {"population": table.population}
+    levels, tree = {"task": 0.5, "point": (6,)}, {"population": table.population}
     step = tree_step("task", levels, privacy_unit="task", **tree)
     with pytest.raises(ValueError, match="normalizer must be given"):
         trainer(**arguments, step=step)

@@ -123,6 +123,17 @@ def mp_gaussian_profile(shift: Any, g: Any):
     return mp.ncdf(mu / 2 - eps / mu) - g * mp.ncdf(-mu / 2 - eps / mu)
 
 
+def mp_sampled_profiles(u: Any, p: Any, shift: Any) -> tuple[Any, Any]:
+    """Both hockey sticks at g = e^u of `sampled_pair`, at the working precision."""
+    g, p = mp.exp(mp.mpf(u)), mp.mpf(p)
+    forward = 1 - g
+    if g > 1 - p:
+        forward = p * mp_gaussian_profile(shift, 1 + (g - 1) / p)
+    k = 1 - g * (1 - p)
+    backward = k * mp_gaussian_profile(shift, g * p / k) if k > 0 else mp.mpf(0)
+    return forward, backward
+
+
 # --- Rényi divergences of named mechanisms ---
 
 

@@ -11,9 +11,12 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
+from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.methods.certified import lattice, method
 from jaxdp_episodic.accountant.methods.certified.composition import Curve
+from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.lattice_sums import LatticeSum
+from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 
 LONG = np.longdouble
@@ -143,6 +146,21 @@ def test_near_the_largest_loss_rounding_of_losses_is_charged(release, epsilon, t
     value, info = jde.delta(release, epsilon=epsilon, num_steps=1, return_info=True)
     # The error of delta is relative; poorly known values are raised by it.
     assert -1e-8 <= value / truth - 1 <= 2 * info.error <= 0.01
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_nodes_are_the_losses(sign):
+    """``M(z) - 1`` of either direction, by both distributions' masses."""
+    one, two = outcomes(jde.DiscreteLaplaceRelease(0.5, sampling_probability=0.3))
+    loss = np.log(one / two).astype(float)
+    columns = (tuple(column[:, None]) for column in (loss, np.log(one).astype(float)))
+    rule = NodeRule(np.full(1, float(sign < 0)), -50 * np.ones((1, 1)), None, None)
+    nodes = at(FiniteLoss(np.ones(1), *columns).nodes(rule), 0)
+    z = np.full((1, 1), 0.7), np.full((1, 1), 2.0)
+    re, im = sum_expm1(z, nodes.weight, nodes.loss)
+    mass = one if sign > 0 else two
+    truth = (mass * np.expm1((0.7 + 2j) * sign * np.log(one / two))).sum()
+    assert complex(re[0, 0], im[0, 0]) == pytest.approx(complex(truth), rel=1e-12)
 
 
 def test_several_coordinates_are_dominated_by_one():

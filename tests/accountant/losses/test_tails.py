@@ -107,14 +107,6 @@ def exact_inner(u, rate):
     return 1 + mp.expm1(mp.mpf(u)) / mp.mpf(rate)
 
 
-def exact_sampled(u, p, s):
-    g, p = mp.exp(mp.mpf(u)), mp.mpf(p)
-    k = 1 - g * (1 - p)
-    forward = p * precise.mp_gaussian_profile(s, 1 + (g - 1) / p)
-    backward = k * precise.mp_gaussian_profile(s, g * p / k) if k > 0 else mp.mpf(0)
-    return forward, backward
-
-
 def exact_antipodal(u, p, r, s):
     """From the root of a quadratic and three normal tails."""
     g, p, r, s = exact_inner(u, r), mp.mpf(p), mp.mpf(r), mp.mpf(s)
@@ -157,7 +149,8 @@ def test_the_end_of_the_backward_losses_is_not_understated(p):
     with mp.workdps(60):
         for value, point in zip(found, u, strict=True):
             exact, near = (
-                exact_sampled(v, p, s)[1] for v in (point, point * (1 - 2e-15))
+                precise.mp_sampled_profiles(v, p, s)[1]
+                for v in (point, point * (1 - 2e-15))
             )
             slack = 1e-14 * (1 + abs(mp.log(near)))
             assert mp.mpf(float(value)) <= mp.log(near) + slack
@@ -175,7 +168,7 @@ def test_against_many_digits(seed):
         assert_logs_close(GAUSSIAN(s, u), gaussian)
 
         forward, backward = SAMPLED(u, outer, p, s)
-        exact = [exact_sampled(u, p, s) for u, p, _, s in rows]
+        exact = [precise.mp_sampled_profiles(u, p, s) for u, p, _, s in rows]
         pairs = list(zip(scale, exact, strict=True))
         assert_logs_close(forward, [o * e[0] for o, e in pairs])
         assert_logs_close(backward, [o * e[1] for o, e in pairs])

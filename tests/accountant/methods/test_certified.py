@@ -18,6 +18,7 @@ from jaxdp_episodic.accountant.methods.certified import composition, lattice, me
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
+from oracles import precise
 
 KINDS = {
     "sampled": SampledGaussianLoss,
@@ -260,9 +261,8 @@ def test_ends_that_cross_fall_back_on_renyis_bound(monkeypatch):
     """With too much mass in the lower distribution."""
 
     def lower_with(points, bins, tilt):
-        return 1.1 * lattice.joined_bins(
-            points, lattice.upper_masses(points, bins)[0]
-        ), 0.0
+        masses, _ = lattice.upper_masses(points, bins)
+        return 1.1 * lattice.joined_bins(points, masses), 0.0
 
     monkeypatch.setattr(lattice, "lower_distribution", lower_with)
     by_lattice(monkeypatch)
@@ -275,16 +275,6 @@ def test_ends_that_cross_fall_back_on_renyis_bound(monkeypatch):
 
 
 # --- The lower distribution is below the true one, and not far below ---
-
-
-def exact_profile(u, p, s):
-    """Forward hockey-stick divergence of the sampled pair at e^u, 40 digits."""
-    with mpmath.workdps(40):
-        u, p, s = mpmath.mpf(u), mpmath.mpf(p), mpmath.mpf(s)
-        if mpmath.expm1(u) + p <= 0:
-            return 1 - mpmath.exp(u)
-        z = (mpmath.log((mpmath.expm1(u) + p) / p) + s * s / 2) / s
-        return (1 - p) * tail(z) + p * tail(z - s) - mpmath.exp(u) * tail(z)
 
 
 def bins_of(p, s, spacing, center, count):
@@ -310,7 +300,8 @@ def test_the_lower_distribution_is_below(p, s, spacing, center, count, tilt, may
     # between its losses, where the lower profile is straight and the true one is
     # convex, and right beside the losses
     for u in np.sort(np.concatenate([losses[:20], losses[:20] + 0.4 * spacing])):
-        exact = float(exact_profile(u, p, s))
+        with mpmath.workdps(40):
+            exact = float(precise.mp_sampled_profiles(u, p, s)[0])
         mine = math.fsum(
             m * max(-math.expm1(u - x), 0.0)
             for m, x in zip(masses, losses, strict=True)
@@ -333,21 +324,11 @@ def test_errors_of_the_masses_go_to_the_safe_side():
 # --- One step: certified ends are at most 1e-10 apart ---
 
 
-def gaussian(s, g):
-    t = mpmath.log(g) / s - s / 2
-    return tail(t) - g * tail(t + s)
-
-
 def exact_delta(kind, outer, rate, noise, epsilon):
-    """The larger direction of either profile, 40 digits."""
-    outer, p = mpmath.mpf(outer), mpmath.mpf(rate)
-    s = (2 if kind == "swapped" else 1) / mpmath.mpf(noise)
-    g = mpmath.exp(mpmath.mpf(epsilon))
-    forward = outer * p * gaussian(s, 1 + (g - 1) / p)
-    k = 1 - g * (1 - p)
-    if kind == "swapped" or k <= 0:
-        return forward
-    return max(forward, outer * k * gaussian(s, g * p / k))
+    """The larger direction of either profile; swapped pairs have the forward one."""
+    shift = (2 if kind == "swapped" else 1) / noise
+    both = precise.mp_sampled_profiles(epsilon, rate, shift)
+    return mpmath.mpf(outer) * (both[0] if kind == "swapped" else max(both))
 
 
 SETTINGS = [

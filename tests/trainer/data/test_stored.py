@@ -17,7 +17,6 @@ from jaxdp_episodic.files.atomic import locked
 from jaxdp_episodic.files.column_folder import StoredColumn
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.data.folders import load_class_folders, load_omniglot
 from jaxdp_episodic.trainer.data.stored import load_stored, store
 from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, StoredFeatures
@@ -25,7 +24,6 @@ from jaxdp_episodic.trainer.data.user_files import load_npz, load_table, npz_rec
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
-from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 from training_runs import TINY, assert_same, plain_trainer
 
 RNG = np.random.default_rng(5)
@@ -530,25 +528,6 @@ def test_fixed_features_stay_on_disk(tables, tmp_path):
     (folder / "manifest.json").unlink()
     with pytest.raises(FileExistsError, match="but has 'letter.txt'"):
         made.table(stored, cache=cache)  # foreign files are never removed
-
-
-@pytest.mark.slow
-def test_private_statistics_are_the_same(tables):
-    states = []
-    for data in both(tables):
-        own = PrivateStatistics(
-            data,
-            StartConfig(share=0.5),
-            privacy_unit="example",
-            neighboring_relation="add_remove",
-        )
-        state = own.initial()
-        for place in range(len(own.steps)):
-            generator = np.random.default_rng(place)
-            state = own.release(state, place, generator, bytes([place] * 32), 0.3)
-        states.append((*state, own.table(state).features))
-    for mine, its in zip(*states, strict=True):
-        np.testing.assert_array_equal(mine, its)
 
 
 @pytest.mark.slow

@@ -209,19 +209,6 @@ def test_trailing_masked_rows_are_not_computed():
 
 
 @pytest.mark.slow
-def test_the_blocks_of_a_draw_share_one_noise():
-    data = np.random.default_rng(0).normal(size=(6, 3))
-    settings = {"l2_clip_norm": 1.0, "noise_multiplier": 2.0, "normalizer": 3.0}
-    gradient, params = Gradient(linear_loss), jnp.zeros(3)
-    whole, one = noised(gradient, params, [rows(data)], **settings)
-    parts, two = noised(gradient, params, [rows(data[:4]), rows(data[4:])], **settings)
-    np.testing.assert_allclose(whole, parts, rtol=1e-5, atol=1e-6)
-    assert one.keys() == two.keys()
-    for name, value in one.items():
-        np.testing.assert_allclose(value, two[name], rtol=1e-6)
-
-
-@pytest.mark.slow
 def test_memory_does_not_grow_with_the_episodes():
     loss, params = episodic_loss("maml")
     sizes = []

@@ -273,14 +273,10 @@ def test_inputs_other_than_images_are_refused(tmp_path):
 
 def test_a_run_resumes_with_the_same_network_only(tmp_path):
     path = convolution(tmp_path / "a.onnx")
-    config = tomllib.loads(TINY) | {"type": "TrainingConfig"}
-    config["features"] = {
-        "type": "FeaturesConfig",
-        "kind": "onnx",
-        "path": "a.onnx",
-        "cache": "cache",
-        "grid": 2,
-    }
+    text = (
+        TINY + '[features]\nkind = "onnx"\npath = "a.onnx"\ncache = "cache"\ngrid = 2'
+    )
+    config = {**tomllib.loads(text), "type": "TrainingConfig"}
     tables = Tables(TrainingConfig.from_dict(config), tmp_path)
     assert tables.features is not None
     described = tables.features.described()

@@ -82,7 +82,7 @@ def _decode(
     fields = {k: v for k, v in mapping.items() if k not in ("version", "type")}
     _check_keys(cls, fields, where)
     declared = {field.name: str(field.type) for field in dataclasses.fields(cls)}
-    for key in filter(fields.__contains__, cls.nested_specs):
+    for key in (key for key in cls.nested_specs if key in fields):
         path, value = f"{where}.{key}", fields[key]
         inner = functools.partial(_decode, cls.nested_specs[key], nested=True)
         if isinstance(value, Mapping) and declared[key].startswith("Mapping"):

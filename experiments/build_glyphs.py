@@ -42,51 +42,22 @@ PACKAGES = (
     "fonts-noto-cjk",
     "fonts-noto-cjk-extra",
 )
-# File name and place within the file. Most different first: a class keeps the first 20
-# of them that differ enough.
-FACES = (
-    ("BMDOHYEON_ttf.ttf", 0),
-    ("BMEULJIROTTF.ttf", 0),
-    ("BMHANNAAir_ttf.ttf", 0),
-    ("BMJUA_ttf.ttf", 0),
-    ("BMKIRANGHAERANG-TTF.ttf", 0),
-    ("BMYEONSUNG_ttf.ttf", 0),
-    ("BMHANNAPro.ttf", 0),
-    ("NanumBrush.ttf", 0),
-    ("NanumPen.ttf", 0),
-    ("NanumBarunpenR.ttf", 0),
-    ("NanumMyeongjo.ttf", 0),
-    ("NanumGothic.ttf", 0),
-    ("NanumSquareRoundR.ttf", 0),
-    ("setofont.ttf", 0),
-    ("LXGWWenKai-Regular.ttf", 0),
-    ("UKIJCJK.ttf", 0),
-    ("NotoSerifCJK-Regular.ttc", 1),
-    ("D2Coding-Ver1.3.2-20180524-all.ttc", 0),
-    ("NotoSansCJK-Regular.ttc", 1),
-    ("NanumSquareR.ttf", 0),
-    ("NanumBarunGothic.ttf", 0),
-    ("NanumMyeongjoExtraBold.ttf", 0),
-    ("NanumGothicExtraBold.ttf", 0),
-    ("NanumSquareRoundEB.ttf", 0),
-    ("NanumBarunpenB.ttf", 0),
-    ("NotoSerifCJK-Black.ttc", 1),
-    ("NotoSansCJK-Black.ttc", 1),
-    ("NanumSquareEB.ttf", 0),
-    ("BMHANNA_11yrs_ttf.ttf", 0),
-    ("BMEuljiro10yearslater.ttf", 0),
-    ("NanumBarunGothicUltraLight.ttf", 0),
-    ("NotoSansCJK-Thin.ttc", 1),
-    ("NotoSerifCJK-ExtraLight.ttc", 1),
-    ("LXGWWenKai-Bold.ttf", 0),
-    ("NanumSquareL.ttf", 0),
-    ("NanumGothicLight.ttf", 0),
-    ("NanumBarunGothicBold.ttf", 0),
-    ("NotoSerifCJK-Bold.ttc", 1),
-    ("D2Coding-Ver1.3.2-20180524-all.ttc", 1),
-    ("BMEuljirooraeorae.ttf", 0),
-    ("NotoSansCJK-Light.ttc", 1),
-)
+# File names, and after a colon the place within the file. Most different first: a class
+# keeps the first 20 of them that differ enough.
+FACES = """
+BMDOHYEON_ttf.ttf BMEULJIROTTF.ttf BMHANNAAir_ttf.ttf BMJUA_ttf.ttf
+BMKIRANGHAERANG-TTF.ttf BMYEONSUNG_ttf.ttf BMHANNAPro.ttf NanumBrush.ttf NanumPen.ttf
+NanumBarunpenR.ttf NanumMyeongjo.ttf NanumGothic.ttf NanumSquareRoundR.ttf setofont.ttf
+LXGWWenKai-Regular.ttf UKIJCJK.ttf NotoSerifCJK-Regular.ttc:1
+D2Coding-Ver1.3.2-20180524-all.ttc NotoSansCJK-Regular.ttc:1 NanumSquareR.ttf
+NanumBarunGothic.ttf NanumMyeongjoExtraBold.ttf NanumGothicExtraBold.ttf
+NanumSquareRoundEB.ttf NanumBarunpenB.ttf NotoSerifCJK-Black.ttc:1
+NotoSansCJK-Black.ttc:1 NanumSquareEB.ttf BMHANNA_11yrs_ttf.ttf
+BMEuljiro10yearslater.ttf NanumBarunGothicUltraLight.ttf NotoSansCJK-Thin.ttc:1
+NotoSerifCJK-ExtraLight.ttc:1 LXGWWenKai-Bold.ttf NanumSquareL.ttf NanumGothicLight.ttf
+NanumBarunGothicBold.ttf NotoSerifCJK-Bold.ttc:1 D2Coding-Ver1.3.2-20180524-all.ttc:1
+BMEuljirooraeorae.ttf NotoSansCJK-Light.ttc:1
+""".split()
 
 
 class Face(NamedTuple):
@@ -126,7 +97,9 @@ def faces(work: Path) -> Iterator[Face]:
     from fontTools.ttLib import TTFont  # pyright: ignore[reportMissingImports]
     from PIL import ImageFont
 
-    for name, place in FACES:
+    for face in FACES:
+        name, _, number = face.partition(":")
+        place = int(number or 0)
         (path,) = [p for package in PACKAGES for p in (work / package).rglob(name)]
         font = TTFont(path, fontNumber=place, lazy=True)
         yield Face(

@@ -38,19 +38,12 @@ DEALT = 7  # the seed by which drawings are dealt
 
 
 class Noise(NamedTuple):
-    """How a setting draws and noises.
+    """How a setting draws and noises."""
 
-    Attributes:
-      bands: 1 is independent noise.
-      is_allocated: users by random allocation, not by Poisson sampling.
-      rate: Adam's learning rate.
-      pilots: others that were tried.
-    """
-
-    bands: int
-    is_allocated: bool = False
-    rate: float = 0.02
-    pilots: tuple[float, ...] = ()
+    bands: int  # 1 is independent noise
+    is_allocated: bool = False  # users by random allocation, not by Poisson sampling
+    rate: float = 0.02  # Adam's learning rate
+    pilots: tuple[float, ...] = ()  # others that were tried
 
 
 NOISES = {

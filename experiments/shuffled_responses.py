@@ -32,19 +32,11 @@ def exact_randomized_response_delta(
     """Exact delta of shuffled binary randomized response, at one data set or the worst.
 
     The shuffled output is the number of ones: ``Binomial(k, q) + Binomial(n-1-k, p)``
-    of the others, k of whom hold a one, moved by the differing user's answer.
-
-    Args:
-      local_epsilon: eps0 >= 0, at most 300, scalar or array.
-      num_users: n, whole number in [1, 20,000] (any n with ``num_other_ones`` 0 or
-        n - 1).
-      epsilon: >= 0, nats.
-      num_other_ones: k in [0, n - 1]; None: the largest delta over all k, by
-        enumeration, for n <= 2,000. It need not be attained where the others agree.
-
-    Returns:
-      float64 in [0, 1] of the broadcast shape, the larger of both directions. *Exact*
-      up to 1e-9 relative (and 1e-300 absolute).
+    of the ``num_other_ones`` = k of the others who hold a one and of the rest, moved by
+    the differing user's answer. Without k the largest delta over all k, which need not
+    be attained where the others agree. *Exact* up to 1e-9 relative (and 1e-300
+    absolute), the larger of both directions, for at most 20,000 users (2,000 without k;
+    any number if k is 0 or n - 1) and eps0 <= 300. Arguments broadcast.
 
     Raises:
       NotImplementedError: too many users; names the bound that covers them.

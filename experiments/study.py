@@ -39,12 +39,7 @@ QUICK_STEPS = 3
 
 
 class Results:
-    """The finished runs of a study.
-
-    Args:
-      path: of the CSV file.
-      keys: its first columns, which identify a run; a number is a float.
-    """
+    """The finished runs of a study in a CSV file; its first columns identify a run."""
 
     def __init__(self, path: Path, keys: Sequence[str]) -> None:
         self._path, self._keys = path, keys
@@ -94,23 +89,14 @@ def _text(value: Any) -> str:
 
 
 class Study:
-    """A study; a script derives from it, and calls `main`.
+    """A study; a script derives from it, and calls `main`."""
 
-    Attributes:
-      name: of the script, its results, tables and picture.
-      keys: columns that identify a run.
-      repeats: of each run, unless the command line gives another number.
-      rare: runs with these fields are trained only if ``--only`` names them.
-      out: folder of this call.
-      steps: gradient steps of every run; None: those of the study.
-    """
-
-    name: str
-    keys: tuple[str, ...]
-    repeats = 3
-    rare: tuple[str, ...] = ()
-    out: Path
-    steps: int | None = None
+    name: str  # of the script, its results, tables and picture
+    keys: tuple[str, ...]  # columns that identify a run
+    repeats = 3  # of each run, unless the command line gives another number
+    rare: tuple[str, ...] = ()  # runs with these are trained only if --only names them
+    out: Path  # folder of this call
+    steps: int | None = None  # gradient steps of every run; None: those of the study
 
     def runs(self) -> Iterable[Run]:
         """Returns all runs, the most informative ones first."""

@@ -38,31 +38,22 @@ KINDS = ("sampled", "swapped", "antipodal", "episodes")
 
 
 class Sizes(NamedTuple):
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-      cells: the peers' sample has one setting in each of cells x cells cells.
-      per_cell: our grid has per_cell x per_cell settings in each cell.
-      million: how many rates, noise multipliers and numbers of steps.
-      calibrations: how many rates, target epsilons and numbers of steps.
-      peer_calibrations: how many of them the peers get.
-      calls: of one setting each.
-      repeats: of our timings; the best counts.
-      batch: exact settings of each kind, enough for JAX.
-      exact_peers: sampled Gaussians that the peers get.
-      memory: sizes of the batches whose memory is measured.
-    """
-
-    cells: int = 8
-    per_cell: int = 32
-    million: tuple[int, int, int] = (100, 100, 100)
-    calibrations: tuple[int, int, int] = (25, 20, 20)
-    peer_calibrations: int = 16
-    calls: int = 200
-    repeats: int = 3
-    batch: int = 4_000
-    exact_peers: int = 64
-    memory: tuple[int, ...] = (10_000, 100_000)
+    cells: int = 8  # the peers have a setting in each of cells x cells cells
+    per_cell: int = 32  # our grid has per_cell x per_cell settings in each
+    million: tuple[int, int, int] = (100, 100, 100)  # rates, noises, numbers of steps
+    calibrations: tuple[int, int, int] = (
+        25,
+        20,
+        20,
+    )  # rates, targets, numbers of steps
+    peer_calibrations: int = 16  # of them
+    calls: int = 200  # of one setting each
+    repeats: int = 3  # of our timings; the best counts
+    batch: int = 4_000  # exact settings of each kind, enough for JAX
+    exact_peers: int = 64  # sampled Gaussians that the peers get
+    memory: tuple[int, ...] = (10_000, 100_000)  # settings of whose call it is measured
 
 
 QUICK = Sizes(4, 8, (10, 20, 20), (5, 4, 3), 2, 20, 1, 16, 4, (64,))

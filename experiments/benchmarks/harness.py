@@ -67,37 +67,25 @@ def run_parts(
     sizes: Any,
     quick: Any,
     out: str,
-    add: Callable[[argparse.ArgumentParser], None] | None = None,
     on_cpu: bool = True,
 ) -> dict[str, Rows]:
-    """Reads the command line, then runs part by part.
+    """Reads the command line, then runs part by part; returns the rows of each.
 
-    Args:
-      doc: of the script.
-      parts: functions of the sizes, and of the options where ``add`` is given.
-      sizes: how much is measured; ``quick`` with ``--quick``.
-      quick: see ``sizes``.
-      out: the folder of ``results.json``, unless ``--out`` names another.
-      add: adds options of the script's own.
-      on_cpu: whether JAX sees the CPU alone.
-
-    Returns:
-      The rows of each part.
+    Parts are functions of the sizes (``quick`` with ``--quick``). ``--out`` names
+    another folder for ``results.json`` than ``out``. JAX sees the CPU alone where
+    ``on_cpu``.
     """
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small, to see it works")
     parser.add_argument("--out", type=Path, default=Path(out))
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
-    if add is not None:
-        add(parser)
     options = parser.parse_args()
     chosen = quick if options.quick else sizes
-    own = () if add is None else (options,)
     machine, found = describe_machine(), {}
     print(json.dumps(machine), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.only:
-        measure = functools.partial(parts[name], chosen, *own)
+        measure = functools.partial(parts[name], chosen)
         begun = time.monotonic()
         found[name] = in_fresh_process(measure, on_cpu=on_cpu)
         print(f"\n{name} ({time.monotonic() - begun:.0f} s)\n{table(found[name])}")
@@ -146,13 +134,10 @@ class Cost(NamedTuple):
 
 
 def cost_of(command: Iterable[object], **environment: str) -> Cost:
-    """Runs a command to its end, with changes to the environment.
+    """Runs a command to its end, with changes to the environment; it must not fail.
 
     The peak of memory is that of the process alone if this one is small, as a new
     process begins with its parent's.
-
-    Raises:
-      RuntimeError: it failed.
     """
     words = [str(word) for word in command]
     with tempfile.TemporaryFile("w+") as output:
@@ -179,9 +164,8 @@ def cost_of(command: Iterable[object], **environment: str) -> Cost:
 def timed(call: Callable[[], Any], repeats: int) -> tuple[dict[str, Any], Any]:
     """Times a first call, which compiles, then takes the best of some more.
 
-    Returns:
-      A row with seconds of the first call, and milliseconds of the clock and of
-      processors for each setting; and the answer.
+    Returns a row with seconds of the first call, and milliseconds of the clock and of
+    processors for each setting; and the answer.
     """
 
     def once() -> tuple[float, float, Any]:

@@ -142,16 +142,9 @@ def peer_rows(
 ) -> Rows:
     """Times every peer once over the settings, and compares its answers with ours.
 
-    Args:
-      makers: of the peers.
-      settings: the arguments of the calls.
-      ours: our answers, one a setting, each > 0.
-      own: our row, of `harness.timed`.
-
-    Returns:
-      For each peer its times, how many times as long as ours they are, in how many
-      settings it fails, and how far above ours its answers are (least, median,
-      largest); or why it was skipped.
+    ``ours`` are our answers, > 0; ``own`` is our row, of `harness.timed`. A row has a
+    peer's times, how many times as long as ours they are, in how many settings it
+    fails, and how far above ours its answers are; or why it was skipped.
     """
     # A line for each order that a peer leaves out, and for each grid that is too short.
     logging.disable(logging.WARNING)

@@ -14,6 +14,7 @@ import pytest
 from scipy.signal import lfilter
 
 import jaxdp_episodic as jde
+from crash_rigs import Killed
 from jaxdp_episodic.audit import score_bounds
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -32,10 +33,6 @@ DELTAS = (1e-3, 1e-2, 1e-1)
 _MOST = 4_000  # canaries
 _WIDTH = 5.0  # standard errors
 SHARE = 0.3  # of the canaries, by which the threshold of the score is chosen
-
-
-class _Killed(BaseException):
-    """Ends a run; nothing catches it."""
 
 
 class Run(NamedTuple):
@@ -136,11 +133,11 @@ def killed(
     def watched_store(self: RunStore, number: int, arrays: Any) -> None:
         if number in lost:
             starts.append(number)
-            raise _Killed if lost[number] else OSError("the disk is full")
+            raise Killed if lost[number] else OSError("the disk is full")
         store(self, number, arrays)
         if number in dies:
             starts.append(number)
-            raise _Killed
+            raise Killed
 
     with (
         tempfile.TemporaryDirectory() as name,
@@ -159,7 +156,7 @@ def killed(
                 break
             except OSError:
                 pass
-            except _Killed:
+            except Killed:
                 run = _trainer(canaries, noise, clipping)
                 run.resume(folder)
     k = np.array(run._gradient._bands.coefficients, float)

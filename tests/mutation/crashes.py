@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from crash_rigs import Killed
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.run import run_files
@@ -20,10 +21,6 @@ from training_runs import plain_trainer
 
 # Killed with the fourth gradient computed; the last checkpoint was after two steps.
 STEPS, EVERY, KILLED_AT = 6, 2, 4
-
-
-class _Killed(BaseException):
-    """Ends a run; nothing catches it."""
 
 
 def killed_and_resumed(effort: Effort) -> Verdict:
@@ -37,7 +34,7 @@ def killed_and_resumed(effort: Effort) -> Verdict:
         folder, left = Path(name) / "run", Path(name) / "left"
         releases = _watched(patch, folder, left)
         try:
-            with pytest.raises(_Killed):
+            with pytest.raises(Killed):
                 _run(folder)
         except LedgerError as error:
             return _refused(error, folder)
@@ -81,7 +78,7 @@ def _watched(patch: pytest.MonkeyPatch, folder: Path, left: Path) -> list[bytes]
         releases.append(b"".join(leaf.tobytes() for leaf in leaves))
         if len(releases) == KILLED_AT:
             shutil.copytree(folder, left)
-            raise _Killed
+            raise Killed
         return gradient, diagnostics
 
     patch.setattr(PrivateGradient, "__call__", call)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import jaxdp_episodic as jde
@@ -48,13 +50,14 @@ def person_in_episodes(effort: Effort) -> Verdict:
     )
     people = np.tile(np.arange(10), _CLASSES)
     data = owned(people, [10] * _CLASSES, "class", "example")
+    return _audit(step, data, effort, others=-1.0)
+
+
+def _audit(step: jde.GaussianStep, data: Any, effort: Effort, **how: Any) -> Verdict:
+    """The audit game of one step of a design."""
+    draws = effort.draws
     audit = audit_mechanism(
-        step,
-        num_steps=1,
-        data=data,
-        others=-1.0,
-        deltas=_DELTAS,
-        num_draws=effort.draws,
+        step, num_steps=1, data=data, deltas=_DELTAS, num_draws=draws, **how
     )
     return of_bounds(audit.bounds, audit.claimed)
 
@@ -70,16 +73,7 @@ def examples_of_person(effort: Effort) -> Verdict:
     )
     people = np.concatenate([np.arange(_OTHERS), np.full(_OF_ONE, _OTHERS)])
     data = owned(people, len(people), "example")
-    audit = audit_mechanism(
-        step,
-        num_steps=1,
-        data=data,
-        unit=_OTHERS,
-        others=0.0,
-        deltas=_DELTAS,
-        num_draws=effort.draws,
-    )
-    return of_bounds(audit.bounds, audit.claimed)
+    return _audit(step, data, effort, unit=_OTHERS, others=0.0)
 
 
 def together(units: np.ndarray) -> np.ndarray:

@@ -207,9 +207,7 @@ CLEAN = {
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
-        ("accountant.numerics.roots", f"import {BELOW}.describe", "upward"),
         ("accountant.numerics.roots", f"from {BELOW} import describe", "upward"),
-        ("_validation", f"from {BELOW}.numerics import roots", "upward"),
         ("accountant.describe", f"if 1:\n  from {BELOW}.bounds import step", "upward"),
         ("accountant.bounds", f"def f():\n  import {BELOW}.numerics", "delayed"),
         (
@@ -219,7 +217,6 @@ CLEAN = {
         ),
         ("accountant.bounds", "from jaxdp_episodic import Poisson", "top door"),
         ("accountant.bounds", f"from {BELOW}.numrics import roots", "no module"),
-        ("trainer.draw.sampler", "from .schemes import Poisson", "no module"),
         (
             "accountant.numerics.roots",
             f"from {BELOW}.numerics import lattice_sums",

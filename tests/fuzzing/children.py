@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from hypothesis import HealthCheck
 from fuzzing.targets import Target, outcome, targets
 
 CASE, FAILED = "case.txt", "failed.txt"
-LONGEST = 60.0
-"""Seconds after which a case counts as one that never ends."""
+LONGEST = 60.0  # seconds after which a case counts as one that never ends
 
 
 def fuzzed(target: Target, cases: int, folder: Path) -> dict[str, Any]:
@@ -68,29 +66,19 @@ def fuzzed(target: Target, cases: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def fuzzed_in_child(
-    name: str,
-    cases: int,
-    folder: Path,
-    *,
-    find: Callable[[], list[Target]] = targets,
-    longest: float = LONGEST,
-) -> dict[str, Any]:
+def fuzzed_in_child(name: str, cases: int, folder: Path) -> dict[str, Any]:
     """Runs `fuzzed` in another process; reports a case that ends that process.
 
-    ``find`` finds the readers, in the other process too. A case that takes ``longest``
-    seconds is ended with its process.
+    A case that takes `LONGEST` seconds is ended with its process.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     start = time.perf_counter()
-    child = context.Process(
-        target=_fuzz_and_send, args=(name, cases, folder, find, sender)
-    )
+    child = context.Process(target=_fuzz_and_send, args=(name, cases, folder, sender))
     child.start()
     sender.close()  # only the child's end is open: if it dies, reading ends
     while not receiver.poll(1.0):
-        if _age(folder / CASE) > longest:
+        if _age(folder / CASE) > LONGEST:
             child.kill()
     try:
         result = receiver.recv()
@@ -101,20 +89,20 @@ def fuzzed_in_child(
         return result
     kept = folder / CASE
     number = int(kept.read_text().partition("\n")[0]) if kept.exists() else 0
+    code = child.exitcode
+    end = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
     return {
         "target": name,
         "cases": number,
         "outcomes": {},
         "slowest_seconds": 0.0,
         "seconds": round(time.perf_counter() - start, 1),
-        "failure": f"case {number} ended the process: {_end(child.exitcode)}",
+        "failure": f"case {number} ended the process: {end}",
     }
 
 
-def _fuzz_and_send(
-    name: str, cases: int, folder: Path, find: Callable[[], list[Target]], sender: Any
-) -> None:
-    (target,) = (target for target in find() if target.name == name)
+def _fuzz_and_send(name: str, cases: int, folder: Path, sender: Any) -> None:
+    (target,) = (target for target in targets() if target.name == name)
     sender.send(fuzzed(target, cases, folder))
 
 
@@ -132,10 +120,3 @@ def _age(path: Path) -> float:
         return time.time() - path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _end(exitcode: int | None) -> str:
-    """How a process ended."""
-    if exitcode is not None and exitcode < 0:
-        return signal.Signals(-exitcode).name
-    return f"exit code {exitcode}"

@@ -1,6 +1,5 @@
 """Fuzzing guided by coverage, where atheris is installed."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -8,6 +7,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
+from fuzzing import seeds
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = 20_000
@@ -55,28 +56,23 @@ CHILD = textwrap.dedent(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("atheris") is None, reason="atheris is not installed"
-)
 @pytest.mark.parametrize("reader", ["toml", "npz", "jsonl", "csv"])
 def test_guided_fuzzing_finds_nothing(tmp_path, reader):
-    from fuzzing import seeds
-
+    pytest.importorskip("atheris")
     files = {
         "toml": seeds.TRAINING,
         "npz": seeds.npz(),
         "jsonl": seeds.JSONL,
         "csv": seeds.CSV_ROWS,
     }
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    (corpus / "seed").write_bytes(files[reader])
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "seed").write_bytes(files[reader])
     # The peak of resident memory is inherited from the process that starts this one,
     # so single allocations are limited instead.
-    memory = ["-rss_limit_mb=0", "-malloc_limit_mb=1024"]
-    options = [f"-runs={RUNS}", "-seed=1", "-max_len=4096", "-timeout=20", *memory]
+    options = f"-runs={RUNS} -seed=1 -max_len=4096 -timeout=20 -rss_limit_mb=0"
+    words = [reader, *options.split(), "-malloc_limit_mb=1024", "corpus"]
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, reader, *options, str(corpus)],
+        [sys.executable, "-c", CHILD, *words],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -191,20 +191,6 @@ def test_parquet_of_odd_types(tmp_path):
                 load_table(path, groups=["g"], features=["x"])
 
 
-def test_parquet_of_usual_types(tmp_path):
-    groups = [
-        pa.array(["a", "b", "a"]),
-        pa.array(["a", "b", "a"], pa.large_string()),
-        pa.array(["a", "b", "a"]).dictionary_encode(),
-        pa.array([1, 2, 1], pa.uint64()),
-    ]
-    for group in groups:
-        numbers = pa.array([1, 2, 3], pa.int8())
-        pq.write_table(pa.table({"g": group, "x": numbers}), tmp_path / "x.parquet")
-        table = load_table(tmp_path / "x.parquet", groups=["g"], features=["x"])
-        assert table.features[:, 0].tolist() == [1, 3, 2]
-
-
 def test_adapters_refuse_other_types_than_numbers():
     good = {"image": [1.0, 2.0], "label": 1}
     assert from_tfds([good]).num_examples == 1

@@ -27,7 +27,7 @@ from training_runs import sinusoid_learner
 
 DELTAS = (1e-3, 1e-2, 1e-1)
 CLIP, NOISE, DIVISOR = 0.01, 2.0, 4.0
-_LOUD = 1_000.0
+_LAYER = np.array([1_000.0, 0.0])  # loud
 _CHOOSING = 0.3
 
 # Everybody is drawn, so sampling hides nothing. One unit changes the sum by C if the
@@ -77,6 +77,8 @@ def _audit_gradient(
     """
     gradient = private_gradient.PrivateGradient(loss, noise=noise)
     multiplier = float(step.noise_multiplier) if noise == DISCRETE else NOISE
+    settings = {"l2_clip_norm": CLIP, "normalizer": DIVISOR}
+    settings["noise_multiplier"] = multiplier
     # The sum of a block is computed once.
     summed, sums = gradient._sum, {}
 
@@ -87,26 +89,18 @@ def _audit_gradient(
         return sums[place]
 
     gradient._sum = known_sum
-    settings = {"l2_clip_norm": CLIP, "normalizer": DIVISOR}
 
     def scored(number: int, is_in: bool) -> float:
         key = (2 * number + is_in).to_bytes(32, "little")
         drawn = gradient.noise(params, key, multiplier)
-        released, _ = gradient(
-            params, [blocks[is_in]], drawn, noise_multiplier=multiplier, **settings
-        )
+        released, _ = gradient(params, [blocks[is_in]], drawn, **settings)
         return float(score(jax.device_get(released)))
 
     scores = {
         is_in: np.array([scored(n, is_in) for n in range(effort.releases)])
         for is_in in blocks
     }
-    return _verdict(scores, step)
-
-
-def _verdict(scores: dict[bool, np.ndarray], step: jde.GaussianStep) -> Verdict:
-    """The verdict of scores with and without the unit on the claim about one step."""
-    choosing = int(_CHOOSING * len(scores[True]))
+    choosing = int(_CHOOSING * effort.releases)
     bounds = score_bounds(
         (scores[True][:choosing], scores[False][:choosing]),
         (scores[True][choosing:], scores[False][choosing:]),
@@ -143,15 +137,13 @@ def _in_and_out(
 
 def loud_unit(effort: Effort) -> Verdict:
     """One unit against three others, all of them much longer than the clip norm."""
-    others = {"a": np.outer(-0.1 * _LOUD * np.ones(3), [1.0, 0.0])}
-    return _audit_rows(
-        others, {"a": np.array([_LOUD, 0.0])}, lambda out: out["a"][0], effort
-    )
+    others, unit = np.outer(-0.1 * np.ones(3), _LAYER), {"a": _LAYER}
+    return _audit_rows({"a": others}, unit, lambda out: out["a"][0], effort)
 
 
 def hardened_unit(effort: Effort) -> Verdict:
     """A loud unit against the discrete noise, at twice the others' multiplier."""
-    params, blocks = _in_and_out({"a": np.zeros((1, 2))}, {"a": np.array([_LOUD, 0.0])})
+    params, blocks = _in_and_out({"a": np.zeros((1, 2))}, {"a": _LAYER})
     step = dataclasses.replace(ONCE, noise_multiplier=2 * NOISE)
     return _audit_gradient(
         _dot, params, blocks, step, lambda out: out["a"][0], effort, DISCRETE
@@ -161,24 +153,14 @@ def hardened_unit(effort: Effort) -> Verdict:
 def silent_unit(effort: Effort) -> Verdict:
     """A unit with zero contribution beside another: only the count reveals it."""
     nothing = np.zeros(256)
-    return _audit_rows(
-        {"a": nothing[None]},
-        {"a": nothing},
-        lambda out: -np.sum(np.square(out["a"])),
-        effort,
-    )
+    others, unit = {"a": nothing[None]}, {"a": nothing}
+    return _audit_rows(others, unit, lambda out: -np.sum(out["a"] ** 2), effort)
 
 
 def two_layers(effort: Effort) -> Verdict:
     """A unit that pulls two layers apart; the attacker looks at their difference."""
-    nobody = np.zeros((1, 2))
-    layer = np.array([_LOUD, 0.0])
-    return _audit_rows(
-        {"a": nobody, "b": nobody},
-        {"a": layer, "b": -layer},
-        lambda out: out["a"][0] - out["b"][0],
-        effort,
-    )
+    others, unit = dict.fromkeys("ab", np.zeros((1, 2))), {"a": _LAYER, "b": -_LAYER}
+    return _audit_rows(others, unit, lambda out: out["a"][0] - out["b"][0], effort)
 
 
 def _protonet_block(*, with_unit: bool) -> Block:

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.audit import EpsilonBound
 from jaxdp_episodic.trainer.gradient import private_gradient
 from mutation import audits, band_audits
 from mutation.faults import FAULTS
 from mutation.planting import Edit, planted
-from mutation.verdicts import FULL, QUICK, of_bound
+from mutation.verdicts import FULL, QUICK
 
 
 @functools.cache
@@ -63,16 +62,6 @@ def test_a_fault_ends_with_its_block():
                 pass
     assert private_gradient._diagnostics is before
     assert not hasattr(private_gradient, "helper")
-
-
-def test_a_bound_at_the_claim_is_no_fault():
-    bound = EpsilonBound(1.0, 1e-3, 0.95, "forward", 0.0, 5_000, 1_000, 10_000)
-    assert of_bound(bound, 0.9).is_caught
-    assert not of_bound(bound, 1.0).is_caught
-    # Nor is one that is above it within its error.
-    lucky = bound._replace(hits=1_100)
-    assert not of_bound(lucky, 0.9).is_caught
-    assert "(>)" in of_bound(lucky, 0.9).evidence
 
 
 @pytest.mark.slow

@@ -203,15 +203,12 @@ def main() -> int:
         os.environ["FAULT"] = options.fault
     with alone.scratch() as folder:
         summary = rig(options.kills, folder / "runs", options.seed)
-    facts = {
-        "of them the first of its run": sum(k["killed"] == 0 for k in summary.kills),
-        "seconds until all had ended, at most": max(
-            (kill["seconds"] for kill in summary.kills), default=0.0
-        ),
-    }
+    first = sum(kill["killed"] == 0 for kill in summary.kills)
+    longest = max((kill["seconds"] for kill in summary.kills), default=0.0)
+    facts = {"of them the first of its run": first}
+    facts |= {"seconds until all had ended, at most": longest}
     moments = Counter(kill["moment"] for kill in summary.kills)
-    summary.write(options.out, moments, **facts)
-    print((options.out / "summary.json").read_text())
+    summary.write(options.out, moments, facts)
     return bool(summary.violations) or not summary.runs_finished
 
 

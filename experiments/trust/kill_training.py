@@ -107,26 +107,24 @@ class Summary:
     releases: int = 0
     seconds: float = 0.0
 
-    def write(self, out: Path, moments: Counter[str], **facts: int | float) -> None:
-        """Writes ``summary.json``; of kills as dictionaries."""
+    def write(self, out: Path, moments: Counter[str], facts: dict[str, Any]) -> None:
+        """Writes ``summary.json``, and prints it; kills are dictionaries."""
         ahead = sum(kill["charged"] > kill["released"] for kill in self.kills)
-        document = {
-            **provenance(),
-            "facts": {
-                "processes killed": len(self.kills),
-                "runs finished": self.runs_finished,
-                "kills with charged = released": len(self.kills) - ahead,
-                "kills with more charged than released": ahead,
-                **{name.replace("_", " "): value for name, value in facts.items()},
-                "violations": len(self.violations),
-                "seconds": round(self.seconds),
-            },
-            "moments": dict(moments),
-            "violations": self.violations,
-            "kills": self.kills,
+        all_facts = {
+            "processes killed": len(self.kills),
+            "runs finished": self.runs_finished,
+            "kills with charged = released": len(self.kills) - ahead,
+            "kills with more charged than released": ahead,
+            **facts,
+            "violations": len(self.violations),
+            "seconds": round(self.seconds),
         }
+        found = {"violations": self.violations, "kills": self.kills}
+        document = {"facts": all_facts, "moments": dict(moments), **found}
         out.mkdir(parents=True, exist_ok=True)
-        (out / "summary.json").write_text(json.dumps(document, indent=1) + "\n")
+        text = json.dumps({**provenance(), **document}, indent=1)
+        (out / "summary.json").write_text(text + "\n")
+        print(text)
 
 
 def data(seed: int = 0) -> ExampleTable:
@@ -215,28 +213,24 @@ examples = {{ type = "WithoutReplacement", name = "example", size = 3, populatio
 
 
 def train_in(
-    folder: Path,
-    seed: int | None,
-    fault: str | None,
-    kind: str = "plain",
-    ends_at: int = 0,
+    folder: Path, seed: int | None, fault: str | None, kind: str = "plain", at: int = 0
 ) -> None:
     """Starts or resumes a run; writes its parameters when it is finished.
 
-    ``ends_at``: number of the sum without noise at which it kills itself; 0: never.
+    ``at``: number of the sum without noise at which it kills itself; 0: never.
     """
     resumes = bool(run_files.files_of_a_run(folder))
     if kind == "booked":
         config = read_config(folder.parent / "booked.toml")
         book = Booking(str(folder.parent / "runs.book"))
-        with witnessed(folder, ends_at):
+        with witnessed(folder, at):
             result = training.run_training(config, folder, resume=resumes, book=book)
         write_parameters(result.trainer, folder)
         return
     run = made_trainer(seed, kind)
     if resumes:
         run.resume(folder)
-    train_before_a_witness(run, folder, fault, ends_at)
+    train_before_a_witness(run, folder, fault, at)
 
 
 def train_before_a_witness(
@@ -541,8 +535,7 @@ def main() -> int:
     moments = Counter(kill["moment"] for kill in summary.kills)
     moments.update(f"of a run that is {kill['kind']}" for kill in summary.kills)
     facts = {equal: summary.runs_equal, "steps released": summary.releases}
-    summary.write(options.out, moments, **facts)
-    print((options.out / "summary.json").read_text())
+    summary.write(options.out, moments, facts)
     return bool(summary.violations) or summary.runs_equal != summary.runs_seeded
 
 

@@ -3,10 +3,9 @@
 ``python experiments/trust/audit.py --out results/audit`` plays the audit game of every
 kind of design, people included, ``--draws`` times with the protected unit and as often
 without, and trains with canaries (``--step-draws`` steps where single steps are
-audited). It writes ``audit.json`` after every audit, and ``audit.png`` at the end. The
-exit code is 1 if a claim was disproved, or if a game shows less than half of a claim
-that known contributions nearly attain. ``--only`` takes the audits whose name contains
-a word.
+audited). It writes ``audit.json`` after every audit, which ``page.py`` draws. The exit
+code is 1 if a claim was disproved, or if a game shows less than half of a claim that
+known contributions nearly attain. ``--only`` takes the audits with a word.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ from jaxdp_episodic.audit import (
     release_rows,
     training_of_config,
 )
-from jaxdp_episodic.tools.plots.figures import plot_audit
 from jaxdp_episodic.training import TrainingConfig
 
 # Share of an attained claim that a game of many draws has to show.
@@ -158,7 +156,6 @@ def main() -> int:
                 f"{row.claimed_exact:.4f} at {row.delta:g} ({seconds[name]:.0f} s)",
                 flush=True,
             )
-    plot_audit(rows, options.out / "audit.png", title="Claimed and audited epsilon")
     bad = [row for row in rows if row.is_violated or falls_short(row)]
     for row in bad:
         word = "VIOLATED" if row.is_violated else "short"

@@ -14,34 +14,13 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from provenance import provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from mutation.faults import FAULTS, Fault  # noqa: E402 - found by the path
-from mutation.verdicts import FULL, QUICK, Check, Effort, Verdict  # noqa: E402 - the same
-
-
-def found(fault: Fault, effort: Effort, known: dict[Check, Verdict]) -> dict[str, Any]:
-    """Runs a fault's check without it, unless that is known, and with it."""
-    if fault.check not in known:
-        known[fault.check] = fault.check(effort)
-    sound = known[fault.check]
-    begun = time.perf_counter()
-    faulty = fault.verdict(effort)
-    return {
-        "fault": fault.name,
-        "planted": fault.code.splitlines(),
-        "caught_by": fault.caught_by,
-        "check": fault.check.__name__,
-        "is_caught": faulty.is_caught and not sound.is_caught,
-        "reason": fault.reason,
-        "without": sound._asdict(),
-        "with": faulty._asdict(),
-        "seconds": round(time.perf_counter() - begun, 1),
-    }
+from mutation.faults import FAULTS  # noqa: E402 - found by the path
+from mutation.verdicts import FULL, QUICK, Check, Verdict  # noqa: E402 - the same
 
 
 def main() -> int:
@@ -59,14 +38,28 @@ def main() -> int:
     path, about, rows = arguments.out / "mutations.json", provenance(), []
     known: dict[Check, Verdict] = {}
     for fault in chosen:
-        row = found(fault, effort, known)
+        if fault.check not in known:
+            known[fault.check] = fault.check(effort)
+        sound, begun = known[fault.check], time.perf_counter()
+        faulty = fault.verdict(effort)
+        row = {
+            "fault": fault.name,
+            "planted": fault.code.splitlines(),
+            "caught_by": fault.caught_by,
+            "check": fault.check.__name__,
+            "is_caught": faulty.is_caught and not sound.is_caught,
+            "reason": fault.reason,
+            "without": sound._asdict(),
+            "with": faulty._asdict(),
+            "seconds": round(time.perf_counter() - begun, 1),
+        }
         rows.append(row)
         caught = all(r["is_caught"] for r in rows)
         head = {"version": 1, **about, "effort": effort._asdict(), "all_caught": caught}
         text = json.dumps({**head, "faults": rows}, indent=1, allow_nan=False)
         path.write_text(text + "\n", encoding="utf-8")
         word = "caught" if row["is_caught"] else "NOT CAUGHT"
-        print(f"{word}: {fault.name}: {row['with']['evidence']}", flush=True)
+        print(f"{word}: {fault.name}: {faulty.evidence}", flush=True)
     return 0 if all(r["is_caught"] for r in rows) else 1
 
 

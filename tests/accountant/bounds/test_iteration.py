@@ -180,37 +180,6 @@ def test_full_batch_is_composition_then_constant():
     np.testing.assert_allclose(free, composed, rtol=1e-9)
 
 
-def test_random_batches():
-    steps = np.array([0, 1, 100, 10**7, 10**9])
-    setting = {
-        "orders": [1.5, 2.0, 8.0],
-        "num_examples": 1_000,
-        "noise_std": 0.5,
-        "strong_convexity": 0.0,
-        "diameter": 1.0,
-        **BOUNDED,
-    }
-    rdp = bounded_iteration_rdp(num_steps=steps, batch_size=50, **setting)
-    assert rdp.shape == (5, 3) and np.all(rdp[0] == 0)
-    assert np.all(np.diff(rdp, axis=0)[:2] > 0)
-    np.testing.assert_allclose(rdp[3], rdp[4], rtol=1e-12)
-    # Full batches: no sampling, hence the composition of Gaussians, and
-    # above the bound without a split.
-    whole = bounded_iteration_rdp(num_steps=steps, batch_size=1_000, **setting)
-    full = full_batch_rho(
-        num_steps=steps,
-        num_examples=1_000,
-        noise_std=0.5,
-        strong_convexity=0.0,
-        diameter=1.0,
-        **BOUNDED,
-    )
-    orders = np.array(setting["orders"])
-    np.testing.assert_allclose(whole[1:3], full[1:3, None] * orders, rtol=1e-8)
-    assert np.all(whole[3:] >= full[3:, None] * orders * (1 - 1e-9))
-    assert np.all(whole[3:] <= 2.1 * full[3:, None] * orders)
-
-
 def test_invalid_arguments_are_refused():
     good = {
         "learning_rates": np.full(3, 0.1),

@@ -275,52 +275,22 @@ def test_a_users_curve_equals_the_named_mechanism():
     np.testing.assert_allclose(single, expected, rtol=1e-13)
 
 
-def test_a_known_pure_epsilon_tightens_sampling_without_replacement():
-    exact = RandomizedResponse(0.05)
-    values = exact.rdp(np.arange(2, 12))
-    call = functools.partial(
-        rdp_without_replacement_subsampled, sampling_rate=0.1, orders=[2, 5, 11]
-    )
-    assert np.all(call(RdpTable(values, limit=0.05)) < call(RdpTable(values)))
-    np.testing.assert_allclose(
-        call(RdpTable(values, limit=0.05)), call(exact), rtol=1e-13
-    )
+# --- Invalid arguments ---
 
 
-# --- Shapes and invalid arguments ---
-
-
-def test_shapes():
-    call = rdp_poisson_subsampled
-    assert isinstance(
-        call(Gaussian(1.0), sampling_probability=0.1, orders=2), np.float64
-    )
-    grid = Gaussian(np.ones((3, 1)))
-    rates = np.full(5, 0.1)
-    outer = np.ones((2, 1, 1))
-    values = call(
-        grid, sampling_probability=rates, orders=np.ones((4, 2)) * 3, outer_rate=outer
-    )
-    assert values.shape == (2, 3, 5, 4, 2)
-    assert values.dtype == np.float64
-    assert call(grid, sampling_probability=rates, orders=[]).shape == (3, 5, 0)
-    assert call(grid, sampling_probability=[], orders=[2]).shape == (3, 0, 1)
-
-
-def test_tight_is_refused_without_a_proof():
+def test_bounds_without_a_proof_are_refused():
     for mechanism in (RdpTable(np.array([1.0])), lambda a: a):
         with pytest.raises(NotImplementedError, match="tight.*Gaussian, Laplace"):
             rdp_poisson_subsampled(
                 mechanism, sampling_probability=0.1, orders=2, bound="tight"
             )
-
-
-def test_lower_is_refused_where_it_is_no_lower_bound():
-    call = functools.partial(rdp_poisson_subsampled, Gaussian(1.0), bound="lower")
+    lower = functools.partial(
+        rdp_poisson_subsampled, Gaussian(1.0), sampling_probability=0.1, bound="lower"
+    )
     with pytest.raises(ValueError, match=r"orders must be whole.*got 2\.5"):
-        call(sampling_probability=0.1, orders=[2, 2.5])
+        lower(orders=[2, 2.5])
     with pytest.raises(NotImplementedError, match="outer_rate"):
-        call(sampling_probability=0.1, orders=2, outer_rate=0.5)
+        lower(orders=2, outer_rate=0.5)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,9 @@ def test_agrees_with_dp_accountings_accountants(relation):
 def test_agrees_at_dp_accountings_orders():
     relation = SPECIAL
     orders = [2.0, 3.0, 5.0, 8.0, 21.0, np.inf]
-    event = COMPOSED([dp_event.SelfComposedDpEvent(poisson(0.02), 50), gaussian(9.0)])
+    nested = poisson(0.05, COMPOSED([gaussian(4.0), gaussian(5.0)]))
+    inner = [dp_event.NoOpDpEvent(), COMPOSED([gaussian(9.0), nested])]
+    event = COMPOSED([dp_event.SelfComposedDpEvent(poisson(0.02), 50), *inner])
     ours = EpisodicAccountant(relation, "rdp", orders=orders).compose(event)
     theirs = RdpAccountant(orders[:-1], relation).compose(event)
     np.testing.assert_allclose(ours.rdp[:-1], theirs.rdp, rtol=1e-9)

@@ -389,23 +389,6 @@ def test_users_cost_what_records_do(base, relation):
     assert (step.clip_unit, step.privacy_unit) == ("user", "user")
 
 
-def test_users_are_drawn_independently():
-    """Each user independently, with only the user's own examples."""
-    owners = np.arange(60) % 20
-    drawn = np.zeros((3_000, 20))
-    strategy = users_of(cyclic(iterations=len(drawn)))
-    for step, rows in enumerate(strategy.batch_iterator(owners, 5)):
-        rows = np.reshape(rows, (-1, 2)).astype(int)  # of none they are floats
-        assert np.array_equal(owners[rows[:, 0]], owners[rows[:, 1]])
-        drawn[step, owners[rows[:, 0]]] += 1
-    assert set(np.unique(drawn)) == {0, 1}
-    spread = np.sqrt(0.2 * 0.8 / len(drawn))
-    assert np.all(np.abs(drawn.mean(axis=0) - 0.2) < 5 * spread)
-    # Uncorrelated; one of 190 pairs fails by chance with probability 1e-4.
-    apart = np.corrcoef(drawn.T)[np.triu_indices(20, 1)]
-    assert np.all(np.abs(apart) < 5 / np.sqrt(len(drawn)))
-
-
 @pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
 def test_adaptive_contributions_in_a_cycle_keep_the_bound(relation):
     """Two draws of a user; its second contribution depends on the first release."""

@@ -204,20 +204,6 @@ def one_to_validate(folder):
     return made
 
 
-def same_classes(folder):
-    whole = pictures(folder, sizes=(2, 2))
-    for name in ("valid", "train"):
-        shutil.copytree(whole, folder / "new" / name)
-    shutil.rmtree(whole)
-    return (folder / "new").rename(whole)
-
-
-def deeper(folder):
-    pictures(folder, sizes=(2, 2)).rename(folder / "all")
-    (folder / "data").mkdir()
-    return (folder / "all").rename(folder / "data" / "all").parent
-
-
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
@@ -231,7 +217,6 @@ def deeper(folder):
             [],
             "'validation' must have at least 2 classes to tell apart, got 1",
         ),
-        (same_classes, [], "pictures/train, whose classes"),
         (
             lambda folder: pictures(folder, sizes=(4, 4)),
             [],
@@ -242,7 +227,6 @@ def deeper(folder):
             [],
             "0 of its 30 classes (or tasks) have two examples",
         ),
-        (deeper, [], "give the folder that holds the folders"),
         (npz, ["--target", "y"], "target is for other sources than npz"),
         (npz, ["--shots", "99"], "shots must be less than"),
         (npz, ["--population", "-1"], "population must be a whole number >= 1"),

@@ -14,7 +14,6 @@ from jaxdp_episodic.accountant.bounds import iteration
 from jaxdp_episodic.bounds import (
     Gaussian,
     bounded_iteration_rdp,
-    contraction_factors,
     full_batch_rho,
     one_pass_rho,
     optimal_noise_stds,
@@ -53,46 +52,6 @@ def test_published_constants():
     )
     expected = 2 * lipschitz**2 / (sigma**2 * (n + 1 - np.arange(1, n + 1)))
     np.testing.assert_allclose(rho, expected, rtol=1e-11)
-
-
-def test_best_parts_by_random_search():
-    """300 runs: no random split of the difference is cheaper than the optimum.
-
-    With parts a_i: z_t = s - a_t, z_i = c_i z_{i-1} - a_i, all z >= 0, z_T = 0.
-    """
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        run = random_run(rng)
-        rho = one_pass_rho(**run)
-        eta, sigma = run["learning_rates"], run["noise_stds"]
-        c = contraction_factors(
-            eta, smoothness=run["smoothness"], strong_convexity=run["strong_convexity"]
-        )
-        t = int(rng.integers(len(eta)))
-        s = 2 * eta[t] * run["lipschitz"] / run["batch_size"]
-        w = (eta * sigma) ** 2
-        if not np.any(w[t:] > 0):
-            assert rho[t] == np.inf
-            continue
-        carry = np.array([np.prod(c[i + 1 :]) for i in range(len(eta))])
-        best = w[t:] * carry[t:]
-        if np.sum(best * carry[t:]) < 1e-200:
-            continue
-        best *= s * carry[t] / np.sum(best * carry[t:])
-        z, cost = s, 0.0
-        for i, a in enumerate(best, start=t):
-            z = (z if i == t else c[i] * z) - a
-            cost += a**2 / (2 * w[i]) if a > 0 else 0.0
-            assert z >= -1e-9 * s
-        assert abs(z) <= 1e-9 * s
-        assert rho[t] == pytest.approx(cost, rel=1e-8)
-        other = best * rng.uniform(0.2, 5, best.size)
-        if np.sum(other * carry[t:]) < 1e-200:
-            continue
-        other *= s * carry[t] / np.sum(other * carry[t:])
-        noisy = w[t:] > 0
-        worse = np.sum(other[noisy] ** 2 / (2 * w[t:][noisy]))
-        assert worse >= rho[t] * (1 - 1e-9)
 
 
 def test_upper_bound_of_exact_gaussian_runs():
@@ -215,38 +174,6 @@ def test_invalid_arguments_are_refused():
             diameter=1.0,
             **BOUNDED,
         )
-
-
-def test_full_batch_above_exact_quadratic_runs():
-    """Strongly convex quadratics without projection: exact rho of the last iterate.
-
-    All steps use the changed example: it moves the last iterate by ``s sum c^i``, noise
-    ``w sum c^{2i}``, which the bound without a diameter attains.
-    """
-    rng = np.random.default_rng(4)
-    for _ in range(200):
-        m, steps = 10 ** rng.uniform(-1, 0.2), int(rng.integers(1, 200))
-        eta, n = rng.uniform(0.01, 0.9) / m, int(rng.integers(1, 50))
-        sigma, diameter = rng.uniform(0.1, 2), 10 ** rng.uniform(-2, 3)
-        c = (1 - eta * m) ** np.arange(steps)
-        moved = 2 * eta / n * c.sum()
-        exact = moved**2 / (2 * (eta * sigma) ** 2 * (c**2).sum())
-        setting = {
-            "num_steps": steps,
-            "num_examples": n,
-            "learning_rate": eta,
-            "noise_std": sigma,
-            "lipschitz": 1.0,
-            "smoothness": m,
-            "strong_convexity": m,
-        }
-        free = full_batch_rho(**setting, diameter=np.inf)
-        assert free == pytest.approx(exact, rel=1e-9)
-        bound = full_batch_rho(**setting, diameter=diameter)
-        assert bound <= free * (1 + 1e-12)
-        # A diameter that the runs never reach changes nothing.
-        if diameter > 2 * moved:
-            assert bound >= exact * (1 - 1e-9)
 
 
 # --- Runs followed step by step ---

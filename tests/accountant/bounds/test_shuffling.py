@@ -125,30 +125,13 @@ def test_shuffled_randomizers_of_any_kind():
     assert tightest > 0.5
 
 
-@pytest.mark.slow
-def test_epsilons_of_shuffling_up_to_a_billion_users():
-    """closed form >= upper >= response, lower; delta at the epsilon is the target."""
+def test_the_closed_form_is_above():
     rng = np.random.default_rng(54)
-    n = np.floor(10 ** rng.uniform(0, 9, 1_000)).astype(int)
-    eps0 = 10 ** rng.uniform(-2, 0.9, 1_000)
-    delta = 10 ** rng.uniform(-12, -1, 1_000)
-    upper, response, lower = (
-        shuffled_epsilon(eps0, num_users=n, delta=delta, kind=k) for k in KINDS
-    )
+    n = np.floor(10 ** rng.uniform(0, 9, 40)).astype(int)
+    eps0, delta = 10 ** rng.uniform(-2, 0.9, 40), 10 ** rng.uniform(-12, -1, 40)
+    upper = shuffled_epsilon(eps0, num_users=n, delta=delta)
     closed = shuffled_epsilon_closed_form(eps0, num_users=n, delta=delta)
     assert_between(0, upper, closed, rtol=1e-6)
-    # Blocks of clone counts cost 1 % of delta where there are many clones, which
-    # is a large part of epsilon near delta(0).
-    value = shuffled_delta(eps0, num_users=n, epsilon=upper, kind="randomized_response")
-    assert np.all(value <= delta * 1.01)
-    assert_between(0, response, eps0)
-    assert_between(lower, upper, eps0, rtol=1e-6)
-    for row in np.flatnonzero(n <= 300):
-        local, users, target = eps0[row], n[row], delta[row] * (1 + 1e-7) + 1e-13
-        assert clone_sum(local, users, upper[row], np.exp(-local)) <= target
-        chance = 2 / (1 + np.exp(local))
-        assert clone_sum(local, users, response[row], chance) <= target
-        assert answered(local, users, response[row], 0) <= target
 
 
 def test_exact_answers_by_enumeration():

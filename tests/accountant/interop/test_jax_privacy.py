@@ -340,17 +340,6 @@ def test_jax_privacys_accountants_take_our_config():
     assert 2.97 < poisson(noise, 30, "add_remove") <= 3.0
     with pytest.raises(ValueError, match="method"):
         training_config(method="prv")
-    with pytest.raises(ValueError, match="PLDAccountant"):
-        accounting.DpsgdTrainingUserLevelAccountant(training_config()).compute_epsilon(
-            10,
-            accounting.DpParams(
-                noise_multipliers=1.0,
-                num_samples=100,
-                delta=DELTA,
-                batch_size=10,
-                examples_per_user=2,
-            ),
-        )
 
 
 @pytest.mark.slow

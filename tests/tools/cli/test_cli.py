@@ -273,37 +273,23 @@ def test_errors_are_one_line(call, content, complaint):
     assert complaint in err
 
 
+def test_calibration_errors(call):
+    """A rate is sought of a level, and a number of steps of nothing."""
+    for old, new, complaint in [
+        ('"rate"', '"num_steps"', "num_steps must be left out"),
+        ('level = "example"', "", "level must be given"),
+        ("epsilon = 2.0", "", "missing key 'epsilon'"),
+        ('calibrate = "rate"', "", "missing key 'calibrate', which must be one of ("),
+    ]:
+        code, out, err = call("calibrate", RATE.replace(old, new))
+        assert (code, out, err.count("\n")) == (2, "", 1) and complaint in err
+
+
 def test_long_names_are_shortened_in_errors(capsys):
     command.print_error(f"level {'n' * 5000!r} must be one that is drawn")
     err = capsys.readouterr().err
     assert "nnn...nnn" in err and err.endswith("must be one that is drawn\n")
     assert len(err) < 400
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "complaint"),
-    [
-        ('"noise_multiplier"', '"num_steps"', "num_steps must be left out"),
-        ('"noise_multiplier"', '"rate"', "level must be given"),
-        ("version = 1", 'version = 1\nlevel = "example"', "level must be left out"),
-        ("epsilon = 2.0", "", "missing key 'epsilon'"),
-        (
-            'calibrate = "noise_multiplier"',
-            "",
-            "missing key 'calibrate', which must be one of ('noise_multiplier', "
-            "'num_steps', 'rate')",
-        ),
-    ],
-)
-def test_calibration_errors(call, old, new, complaint):
-    content = CALIBRATE.replace(old, new)
-    if '"num_steps"' in new or '"rate"' in new:
-        content = content.replace(
-            '"GaussianStep"', '"GaussianStep"\nnoise_multiplier = 1'
-        )
-    code, out, err = call("calibrate", content)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert complaint in err
 
 
 @pytest.mark.parametrize(
@@ -484,41 +470,6 @@ def test_a_question_imports_only_what_it_needs(arguments, tmp_path):
 def _environment(**changes):
     kept = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     return {**kept, "JAX_PLATFORMS": "cpu", **changes}
-
-
-def _process(*arguments, **environment):
-    code = "from jaxdp_episodic.tools.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        env=_environment(**environment),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.mark.slow
-def test_compiled_kernels_are_kept(tmp_path):
-    """The second process reuses the first one's kernels; the folder may be unusable."""
-    request = str(tmp_path / "request.toml")
-    Path(request).write_text(REQUEST)
-    cache = tmp_path / "cache"
-    # Cache all kernels: which ones take a second depends on the machine.
-    where = {
-        "XDG_CACHE_HOME": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    first = _process("epsilon", request, "--json", **where)
-    assert (first.returncode, first.stderr) == (0, "")
-    kept = set(cache.rglob("*-cache"))
-    second = _process("epsilon", request, "--json", **where)
-    assert second.stdout == first.stdout
-    assert set(cache.rglob("*-cache")) == kept
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    help_only = _process("--help", XDG_CACHE_HOME=str(blocked))
-    assert (help_only.returncode, help_only.stderr) == (0, "")
 
 
 def test_a_cache_set_by_the_user_is_kept(tmp_path, monkeypatch):

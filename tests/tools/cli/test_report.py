@@ -12,7 +12,7 @@ from jaxdp_episodic.accountant.questions.attacker import advantage, true_positiv
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.accountant.report.report import run_at_level, single_run
 from jaxdp_episodic.tools.cli import program
-from training_runs import CHECK_SAMPLING, TINY
+from training_runs import TINY
 
 PATIENTS = """
 version = 1
@@ -226,30 +226,3 @@ def odds(words):
     )
     assert found is not None
     return float(found[1]), float(found[2])
-
-
-@pytest.mark.slow
-def test_an_adaptive_training_run_is_reported(said):
-    adaptive = """
-[step]
-neighboring_relation = "zero_out"
-[adaptive]
-rule = { type = "StopWhenStalled", every = 1, patience = 1 }
-[adaptive.check]
-number = 2
-fixed = true
-"""
-    head, tail = TINY.split("[step.sampling]")
-    config = f"{head}{adaptive}{CHECK_SAMPLING}[step.sampling]{tail}"
-    code, words = said(config)
-    assert code == 0 and words.startswith("# Privacy in words")
-    assert "Epsilon is 8.0" in words
-    assert "| step |" in words and re.search(
-        r"\| check \|[^|]*\| each episode \| 2 \|", words
-    )
-    assert "The episodes of `check` are the same each time" in words
-    assert "The noise is discrete Gaussian" in words
-    code, words = said(f"seed = 1\n{config}")
-    assert code == 0 and words.startswith("**Not private**")
-    code, words = said(config.replace("epsilon = 8.0", "epsilon = inf"))
-    assert code == 0 and "trained without noise" in words

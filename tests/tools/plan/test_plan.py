@@ -175,28 +175,6 @@ def test_epochs_are_compared_at_the_best_poisson_setting(number, is_cheaper):
 
 
 @pytest.mark.slow
-def test_epochs_are_proposed_where_they_cost_less_than_poisson():
-    few = {"episodes_per_step": 1, "total_episodes": 60, "fewest_steps": 60}
-    request = PlanRequest(
-        episode=EpisodeShape(shots=1, examples=(20,)),
-        privacy_unit="class",
-        schemes=("poisson", "epochs"),
-        **SMALL | {"compute": Compute(most_steps=60, **few)},
-    )
-    tree = jde.Population.from_sizes([20] * 8, level_names=("class", "example"))
-    plan = make_plan(request, tree)
-    assert plan.left_out == {} and len(plan.gains) == 1
-    (place,) = (i for i, d in enumerate(plan.designs) if d.scheme == "epochs")
-    poisson, epochs = plan.designs[0], plan.designs[place]
-    for i in np.flatnonzero(plan.design == place):
-        same = {"clip_unit": "class", "privacy_unit": "class"}
-        ours, theirs = (spent(plan, i, design=d, **same) for d in (epochs, poisson))
-        assert ours <= 4.0 < 0.99 * theirs
-    # Same batches and number of steps, so epochs are recommended.
-    assert plan.design[plan.recommended] == place
-
-
-@pytest.mark.slow
 def test_all_schemes_side_by_side():
     plan = make_plan(PlanRequest(episode=EpisodeShape(**POOL), **SMALL), CLASSES)
     # An example drawn into episodes costs more in epochs, and the plan says how much.

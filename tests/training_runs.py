@@ -126,6 +126,36 @@ def search_file(folder, *, target="epsilon = 8.0", trials=FOUR_RUNS, more="", ru
     return path
 
 
+# A question to the planner.
+PLAN = """
+version = 1
+epsilon = 4.0
+delta = 1e-5
+privacy_unit = "example"
+schemes = ["poisson"]
+[data]
+type = "Glyphs"
+small = true
+[episode]
+ways = 4
+shots = 1
+examples = [3]
+population = 20
+[compute]
+episodes_per_step = 4
+total_episodes = 200
+fewest_steps = 20
+most_steps = 60
+[train]
+l2_clip_norm = 0.1
+[train.learner]
+kind = "protonet"
+[train.model]
+kind = "conv_embedding"
+channels = [4]
+embedding = 4
+"""
+
 KEY = bytes(range(32))
 
 

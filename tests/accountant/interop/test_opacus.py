@@ -248,13 +248,14 @@ def test_gradient_accumulation_is_refused():
 
 # --- Draws of a step: users, then their examples ---
 
+HALVES = np.repeat([0, 1], 32)
 USERS = np.arange(NUM_EXAMPLES) * 7 % 16  # 16 users of 4 examples, interleaved
 
 
-def user_step(clip_unit, privacy_unit="user", **options):
+def user_step(clip_unit, privacy_unit="user", population=4, **options):
     design = jde.MultistageSampling(
         jde.Poisson("user", sampling_probability=0.25),
-        jde.WithoutReplacement("example", size=3, population=4),
+        jde.WithoutReplacement("example", size=3, population=population),
     )
     options = {"noise_multiplier": 1.1, **options}
     return jde.GaussianStep(
@@ -368,12 +369,12 @@ def test_single_examples_in_batches_of_fixed_size():
             NotImplementedError,
             "zero_out",
         ),
+        # 40 examples of a user, not 4: too small a rate.
         (
-            {"step": user_step("user", noise_multiplier=[1.0, 2.0])},
+            {"step": user_step("user", population=40), "units": {"user": HALVES}},
             ValueError,
-            "noise_multiplier",
+            "population",
         ),
-        ({"units": {"user": np.repeat([0, 1], 32)}}, ValueError, "population"),
     ],
 )
 def test_unsuitable_loaders_are_refused(change, error, message):
@@ -383,15 +384,6 @@ def test_unsuitable_loaders_are_refused(change, error, message):
         "units": {"user": USERS},
         **change,
     }
-    if message == "population":  # 32 examples, not 4: too small a rate
-        arguments["step"] = jde.GaussianStep(
-            jde.MultistageSampling(
-                jde.Poisson("user", sampling_probability=0.25),
-                jde.WithoutReplacement("example", size=3, population=40),
-            ),
-            noise_multiplier=1.0,
-            clip_unit="user",
-        )
     with pytest.raises(error, match=message):
         step_loader(numbered(), arguments.pop("step"), **arguments)
 

@@ -11,10 +11,10 @@ from PIL import Image
 from jaxdp_episodic.tools.cli import program
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.trainer.config.training_config import read_config
-from jaxdp_episodic.trainer.data.examples import read_examples
 from jaxdp_episodic.trainer.data.folders import load_class_folders
 from jaxdp_episodic.trainer.run.loading import load_release
 from jaxdp_episodic.trainer.run.release import DESCRIPTION, export_run
+from training_runs import TINY_LINEAR
 
 SHAPE = (6, 6, 1)
 RIDGE = {"type": "Ridge"}
@@ -231,49 +231,22 @@ def test_invalid_inputs_are_refused(folder, predict, given, said):
     assert found[0] == 2 and said in found[1] and found[1].count("\n") == 1
 
 
-def test_images_are_read_as_they_were_trained_on(folder):
-    """Images are scaled as by the loader of class folders; ink stays 1."""
-    found = load_class_folders(folder / "support", size=6, grey=True)
-    read = read_examples([folder / "support"], shape=SHAPE, source={})
-    np.testing.assert_array_equal(read.features, found.features)
-    np.testing.assert_array_equal(read.units, found.unit_column("class"))
-    ink = read_examples([folder / "support"], shape=SHAPE, source={"inverted": True})
-    np.testing.assert_array_equal(ink.features, 1 - found.features)
-
-
-CONFIG = """
-version = 1
-epsilon = 8.0
-delta = 1e-5
-num_steps = 2
-l2_clip_norm = 0.1
-[data]
-type = "ClassFolders"
-path = "all"
-size = 6
-grey = true
-[step]
-privacy_unit = "example"
-[step.sampling]
-type = "GroupedClasses"
-num_classes = 6
-ways = 2
-episodes = { type = "Poisson", name = "episode", sampling_probability = 1.0 }
-examples = { type = "WithoutReplacement", name = "example", size = 3, population = 3 }
-[learner]
-kind = "protonet"
-shots = 1
-[model]
-kind = "linear"
-embedding = 4
-"""
+OWN_IMAGES = 'type = "ClassFolders"\npath = "all"\nsize = 6\ngrey = true'
 
 
 @pytest.mark.slow
 def test_from_a_folder_to_predictions(folder, predict):
     for number in range(6):
         shutil.copytree(folder / "support" / "dark", folder / "all" / str(number))
-    (folder / "run.toml").write_text(CONFIG)
+    text = TINY_LINEAR.partition("[evaluation]")[0]
+    for old, new in {
+        'type = "Glyphs"\nsmall = true': OWN_IMAGES,
+        "num_classes = 40": "num_classes = 6",
+        "ways = 4": "ways = 2",
+        "population = 20": "population = 3",
+    }.items():
+        text = text.replace(old, new)
+    (folder / "run.toml").write_text(text)
     run_training(read_config(folder / "run.toml"), folder / "out", base=folder)
     release = load_release(folder / "out" / "release")
     assert release.source["grey"] is True and "path" not in release.source

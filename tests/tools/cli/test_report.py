@@ -12,7 +12,7 @@ from jaxdp_episodic.accountant.questions.attacker import advantage, true_positiv
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.accountant.report.report import run_at_level, single_run
 from jaxdp_episodic.tools.cli import program
-from training_runs import TINY
+from training_runs import PLAN, TINY
 
 PATIENTS = """
 version = 1
@@ -133,38 +133,9 @@ def test_a_config_that_training_refuses_is_refused(said):
     assert code == 2 and "error: " in words and "shots must be less than" in words
 
 
-_PLAN = """
-version = 1
-epsilon = 8.0
-delta = 1e-5
-method = "rdp"
-schemes = ["poisson"]
-[data]
-type = "Glyphs"
-small = true
-[episode]
-ways = 4
-shots = 1
-examples = [3]
-population = 20
-[compute]
-episodes_per_step = 10
-total_episodes = 200
-"""
-_TRAIN = """
-[train]
-l2_clip_norm = 0.1
-[train.learner]
-kind = "protonet"
-[train.model]
-kind = "linear"
-embedding = 4
-"""
-
-
 @pytest.mark.slow
 def test_the_report_of_a_plan_is_of_the_recommended_run(said):
-    code, words = said(_PLAN + _TRAIN)
+    code, words = said(PLAN)
     assert code == 0 and "This protects one example" in words and "at delta" in words
 
 
@@ -176,7 +147,7 @@ def test_unanswerable_questions_are_refused(said):
     code, words = said(PATIENTS.replace("num_steps = 500", "num_steps = [1, 2]"))
     assert code == 2 and "a report needs one setting" in words
     assert said("version = 1")[0] == 2
-    code, words = said(_PLAN)
+    code, words = said(PLAN.partition("[train]")[0])
     assert code == 2 and "a plan without the table train recommends no run" in words
 
 

@@ -196,14 +196,6 @@ def npz_of(**shapes):
     return make
 
 
-def one_to_validate(folder):
-    made = folder / "splits"
-    pictures(made, (4,) * 10).rename(made / "train")
-    (made / "val").mkdir()
-    (made / "train" / NAMES[0]).rename(made / "val" / NAMES[0])
-    return made
-
-
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
@@ -212,11 +204,6 @@ def one_to_validate(folder):
         (table_of("a;b;class\n" + "1;2;x\n" * 3), [], "must be separated by commas"),
         (table_of("class,a\nx,1\nx,2\ny,\ny,4\n"), [], "'' in record 3"),
         (npz_of(X=(9, 8, 8), y=(9,)), [], "rename them: np.savez"),
-        (
-            one_to_validate,
-            [],
-            "'validation' must have at least 2 classes to tell apart, got 1",
-        ),
         (
             lambda folder: pictures(folder, sizes=(4, 4)),
             [],
@@ -355,19 +342,6 @@ def test_a_split_called_validation_is_used(tmp_path):
     (tmp_path / "parts" / "val").mkdir()
     with pytest.raises(ValueError, match="must not both be there"):
         described_source(tmp_path / "parts", tmp_path / "x.toml")
-
-
-@pytest.mark.slow
-def test_without_held_out_data_the_model_keeps_its_inputs(tmp_path, capsys):
-    values, _ = features(40)
-    path, out = tmp_path / "numbered.npz", tmp_path / "first.toml"
-    np.savez(path, features=values.reshape(30, 40, -1).astype(np.float32))
-    assert init(path, out) == 0
-    printed = capsys.readouterr().out
-    assert "no stage is chosen and there is no score" in printed
-    assert "an array 'classes' or 'labels'" in printed
-    config = tomllib.loads(out.read_text())
-    assert "start" not in config and config["model"]["skip"] is True
 
 
 def many_columns(folder):

@@ -29,6 +29,7 @@ from jaxdp_episodic.tools.plan.question import (
 )
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.run.assemble import plan as trainers_plan
+from training_runs import PLAN
 
 CLASSES = jde.Population.from_sizes([20] * 40, level_names=("class", "example"))
 POOL = {"ways": 4, "shots": 1, "examples": (3,), "population": 20}
@@ -39,34 +40,6 @@ COMPUTE = {
     "most_steps": 60,
 }
 SMALL = {"epsilon": 4.0, "delta": 1e-5, "compute": Compute(**COMPUTE)}
-FILE = """
-version = 1
-epsilon = 4.0
-delta = 1e-5
-privacy_unit = "example"
-schemes = ["poisson"]
-[data]
-type = "Glyphs"
-small = true
-[episode]
-ways = 4
-shots = 1
-examples = [3]
-population = 20
-[compute]
-episodes_per_step = 4
-total_episodes = 200
-fewest_steps = 20
-most_steps = 60
-[train]
-l2_clip_norm = 0.1
-[train.learner]
-kind = "protonet"
-[train.model]
-kind = "conv_embedding"
-channels = [4]
-embedding = 4
-"""
 
 
 @pytest.fixture(scope="module")
@@ -129,20 +102,24 @@ def test_the_front_has_every_undominated_candidate(pool_plan):
         assert (tuple(point) in front) != is_beaten
 
 
-def test_effective_steps_at_extremes():
-    steps = {"episodes_per_step": 50.0, "effective_dimension": 100}
-    none = effective_steps(
-        200, noise_multiplier=1e-9, is_one_contribution=False, alignment=1.0, **steps
+@pytest.mark.parametrize(
+    ("noise", "is_one", "alignment", "expected"),
+    [
+        (1e-9, False, 1.0, 200),
+        (1e4, False, 0.5, 200 * 0.25 * 50**2 / (100 * 1e8)),
+        (1e4, True, 1.0, 200 / (100 * 1e8)),
+    ],
+)
+def test_effective_steps_at_extremes(noise, is_one, alignment, expected):
+    found = effective_steps(
+        200,
+        noise_multiplier=noise,
+        is_one_contribution=is_one,
+        alignment=alignment,
+        episodes_per_step=50.0,
+        effective_dimension=100,
     )
-    assert none == pytest.approx(200)
-    much = effective_steps(
-        200, noise_multiplier=1e4, is_one_contribution=False, alignment=0.5, **steps
-    )
-    assert much == pytest.approx(200 * 0.25 * 50**2 / (100 * 1e8), rel=1e-3)
-    once = effective_steps(
-        200, noise_multiplier=1e4, is_one_contribution=True, alignment=1.0, **steps
-    )
-    assert once == pytest.approx(200 / (100 * 1e8), rel=1e-3)
+    assert found == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(("number", "is_cheaper"), [(1, True), (8, False)])
@@ -219,7 +196,7 @@ def test_invalid_requests_are_refused(change, error, message):
 @pytest.mark.slow
 def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_plan):
     path = tmp_path / "plan.toml"
-    path.write_text(FILE)
+    path.write_text(PLAN)
     _, plan = pool_plan
     assert read_plan(path).population == CLASSES
     # The same question: planning twice would only take time.
@@ -250,7 +227,7 @@ def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_
 def test_bounds_of_people_are_in_the_config(tmp_path, pool_plan):
     _, plan = pool_plan
     path = tmp_path / "plan.toml"
-    text = FILE.replace('"example"', '"person"', 1) + "[people]\nclasses = 3\n"
+    text = PLAN.replace('"example"', '"person"', 1) + "[people]\nclasses = 3\n"
     owned = 'small = true\nowner = "typeface"'
     path.write_text(text.replace("small = true", owned) + "examples = 1\n")
     table = training_config(plan, read_plan(path))
@@ -264,11 +241,11 @@ def test_the_learning_rate_scales_with_the_number_of_steps(tmp_path, pool_plan):
     steps = int(plan.num_steps[plan.recommended])
     optimizer = '[train.optimizer]\nkind = "adam"\nlearning_rate = 8e-3\n'
     path = tmp_path / "plan.toml"
-    path.write_text(FILE + optimizer)
+    path.write_text(PLAN + optimizer)
     as_it_is = training_config(plan, read_plan(path))
     assert as_it_is["optimizer"]["learning_rate"] == 8e-3
     learning = f"[learning]\nlearning_rate_steps = {4 * steps}\n"
-    path.write_text(FILE + optimizer + learning)
+    path.write_text(PLAN + optimizer + learning)
     scaled = training_config(plan, read_plan(path))
     assert scaled["optimizer"] == {"kind": "adam", "learning_rate": 16e-3}
     assert {**scaled, "optimizer": None} == {**as_it_is, "optimizer": None}
@@ -290,7 +267,7 @@ def test_the_learning_rate_scales_with_the_number_of_steps(tmp_path, pool_plan):
 )
 def test_invalid_files_are_refused(tmp_path, capsys, old, new, message):
     path = tmp_path / "plan.toml"
-    path.write_text(FILE.replace(old, new))
+    path.write_text(PLAN.replace(old, new))
     assert cli.run(["plan", str(path), "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
 
@@ -421,7 +398,7 @@ def test_paths_are_relative_to_the_written_config(tmp_path):
 
 def weighed(tmp_path, *, epsilon=8.0, unit="example", relation="zero_out", train=""):
     """The plan's line about correlated noise, and the config that it writes."""
-    text = FILE.replace("epsilon = 4.0", f"epsilon = {epsilon}")
+    text = PLAN.replace("epsilon = 4.0", f"epsilon = {epsilon}")
     text = text.replace('privacy_unit = "example"', f'privacy_unit = "{unit}"')
     text = text.replace("[data]", f'neighboring_relation = "{relation}"\n[data]', 1)
     text = text.replace("examples = [3]", "examples = [2]")

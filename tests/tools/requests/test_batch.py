@@ -1,7 +1,6 @@
 """Many requests at once: each row gets what it would get alone."""
 
 import csv
-import dataclasses
 import json
 import math
 
@@ -62,11 +61,15 @@ def pool(noise=2.0, **fields):
     return {"step": step, "num_steps": 50, "delta": 1e-6, **fields}
 
 
-def alone(row):
+def request_of(row):
     kind = CalibrationRequest if "calibrate" in row else EpsilonRequest
     fields = {k: v for k, v in row.items() if k != "id"}
     mapping = {"version": 1, "type": kind.__name__, "method": "rdp", **fields}
-    return float(kind.from_dict(mapping).answer())
+    return kind.from_dict(mapping)
+
+
+def alone(row):
+    return float(request_of(row).answer())
 
 
 def test_mixed_rows_equal_single_requests_in_order():
@@ -128,31 +131,6 @@ def test_many_bad_rows_among_many():
     )
 
 
-def schools_row(noise):
-    return {
-        "step": {
-            "type": "GaussianStep",
-            "noise_multiplier": noise,
-            "clip_unit": "school",
-            "privacy_unit": "pupil",
-            "sampling": {
-                "type": "MultistageSampling",
-                "levels": [
-                    {
-                        "type": "Poisson",
-                        "name": "school",
-                        "sampling_probability": 0.05,
-                    },
-                    {"type": "WithoutReplacement", "name": "pupil", "size": 8},
-                ],
-            },
-        },
-        "num_steps": 100,
-        "delta": 1e-5,
-        "population": {"levels": ["school", "pupil"], "sizes": [25, 60, 220]},
-    }
-
-
 def schools_step(noise=2.0, privacy_unit="pupil"):
     sizes = jde.Population.from_sizes([25, 60, 220], level_names=("school", "pupil"))
     return jde.GaussianStep(
@@ -165,6 +143,12 @@ def schools_step(noise=2.0, privacy_unit="pupil"):
         privacy_unit=privacy_unit,
         population=sizes,
     )
+
+
+def schools_row(noise):
+    sizes = {"levels": ["school", "pupil"], "sizes": [25, 60, 220]}
+    step = {**schools_step(noise).to_dict(), "population": None}
+    return {"step": step, "num_steps": 100, "delta": 1e-5, "population": sizes}
 
 
 def test_rows_with_a_population():
@@ -198,7 +182,7 @@ def test_each_units_own_budget(tmp_path):
     assert pupils.epsilon[0] > pupils.epsilon[30] > pupils.epsilon[-1]
     schools = unit_budgets(schools_step(privacy_unit="school"), **run)
     with pytest.raises(ValueError, match="Population"):
-        unit_budgets(dataclasses.replace(schools_step(), population=None), **run)
+        unit_budgets(request_of(flat()).step, **run)
     assert list(schools.units) == ["school"] and schools.epsilon.shape == (3,)
     path = tmp_path / "units.csv"
     write_unit_budgets(path, schools)
@@ -373,9 +357,7 @@ def test_a_refused_file_leaves_the_output_as_is(
 
 def test_the_command_makes_the_folder_after_its_checks(tmp_path, capsys, monkeypatch):
     file, requests = tmp_path / "x.toml", tmp_path / "r.jsonl"
-    step = {**schools_row(2.0)["step"], "population": None}
-    units = {"version": 1, **schools_row(2.0), "method": "rdp", "step": step}
-    file.write_text(to_toml(units))
+    file.write_text(to_toml({"version": 1, "method": "rdp", **schools_row(2.0)}))
     requests.write_text("{}\n")
     for i, what in enumerate(([str(file), "--per-unit"], ["--batch", str(requests)])):
         out = tmp_path / f"new{i}" / "folder" / "a.csv"

@@ -7,13 +7,7 @@ import pytest
 from jaxdp_episodic.tools.sweep import run as engines
 from jaxdp_episodic.tools.sweep.description import read_sweep
 from jaxdp_episodic.tools.sweep.run import run_sweep
-from sweep_runs import SMALL, SWEEP, contents
-
-
-@pytest.fixture
-def sweep_text():
-    """A sweep of 520 settings in 2 chunks."""
-    return SMALL
+from sweep_runs import SWEEP, contents
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from jaxdp_episodic.files import optional
 from jaxdp_episodic.tools.sweep import run as engines
 from jaxdp_episodic.tools.sweep.run import MANIFEST, RayEngine, run_sweep
-from sweep_runs import NOISE, RATE, REQUEST, SWEEP, axis, contents, start
+from sweep_runs import NOISE, RATE, REQUEST, SMALL, SWEEP, axis, contents, start
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
 
@@ -215,14 +215,14 @@ def test_options_are_checked():
             RayEngine(**{name: -1})
 
 
-def test_without_ray_the_error_says_how_to_get_it(monkeypatch, read, sweep_text):
+def test_without_ray_the_error_says_how_to_get_it(monkeypatch, read):
     def missing(name):
         raise ImportError(name)
 
     engines._ray.cache_clear()
     monkeypatch.setattr(optional.importlib, "import_module", missing)
     with pytest.raises(ImportError, match=r"pip install .\.\[ray\]"):
-        next(RayEngine()(read(sweep_text), [0]))
+        next(RayEngine()(read(SMALL), [0]))
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from jaxdp_episodic.tools.sweep.run import (
     run_sweep,
     saved_chunks,
 )
-from sweep_runs import REQUEST, SWEEP, axis, columns, contents, no_work
+from sweep_runs import REQUEST, SMALL, SWEEP, axis, columns, contents, no_work
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def without_pyarrow(monkeypatch):
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
 
 
-def test_the_table_has_every_setting(read, sweep_text, tmp_path):
-    sweep = read(sweep_text)
+def test_the_table_has_every_setting(read, tmp_path):
+    sweep = read(SMALL)
     outcome = run_sweep(sweep, tmp_path / "out")
     assert (outcome.size, outcome.num_chunks, outcome.num_evaluated) == (520, 2, 520)
     names = ("noise_multiplier", "example.sampling_probability", "epsilon")
@@ -49,15 +49,15 @@ def test_the_table_has_every_setting(read, sweep_text, tmp_path):
     assert (again.num_evaluated, again.table) == (0, outcome.table)
 
 
-def test_npz_without_pyarrow(read, sweep_text, tmp_path, without_pyarrow):
-    outcome = run_sweep(read(sweep_text), tmp_path / "out")
+def test_npz_without_pyarrow(read, tmp_path, without_pyarrow):
+    outcome = run_sweep(read(SMALL), tmp_path / "out")
     assert outcome.table.name == "table.npz"
     with np.load(outcome.table, allow_pickle=False) as archive:
         arrays = dict(archive)
     assert arrays["noise_multiplier"][:2].tolist() == [0.8, 0.8]
     (epsilon,) = columns(outcome.table, "epsilon")
     np.testing.assert_array_equal(arrays["epsilon"], epsilon)
-    run_sweep(read(sweep_text), tmp_path / "again")
+    run_sweep(read(SMALL), tmp_path / "again")
     assert (tmp_path / "again/table.npz").read_bytes() == outcome.table.read_bytes()
     with pytest.raises(ValueError, match="damaged"):
         list(engines.read_columns(outcome.table, ["delta"]))

@@ -193,25 +193,6 @@ def test_an_epsilon_without_meaning_is_warned_of(call):
 # --- Populations ---
 
 
-def school_epsilon(sizes):
-    population = jde.Population.from_sizes(sizes)
-    step = jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.Poisson("school", sampling_probability=0.1),
-            jde.WithoutReplacement("pupil", size=4),
-        ),
-        noise_multiplier=1.0,
-        clip_unit="pupil",
-        population=population,
-    )
-    return jde.epsilon(step, num_steps=100, delta=1e-5)
-
-
-def test_a_size_above_its_population_is_reported(call):
-    _, out, _ = call("epsilon", SCHOOLS + "sizes = [12, 3]")
-    assert "warning: level 'pupil': size exceeds the number of units there are" in out
-
-
 @pytest.mark.parametrize("kind", ["sizes", "csv", "npz"])
 def test_population(call, tmp_path, kind):
     school = np.repeat([3, 1, 2], [12, 40, 9])
@@ -223,15 +204,23 @@ def test_population(call, tmp_path, kind):
     tables = (by_file, by_file + 'row_level = "pupil"')
     if kind == "sizes":
         tables = ('sizes = [40, 9, 12]\nlevels = ["school", "pupil"]',)
+    design = jde.MultistageSampling(
+        jde.Poisson("school", sampling_probability=0.1),
+        jde.WithoutReplacement("pupil", size=4),
+    )
+    sizes = jde.Population.from_sizes([40, 9, 12])
+    step = jde.GaussianStep(
+        design, noise_multiplier=1.0, clip_unit="pupil", population=sizes
+    )
     for table in tables:
         document = json.loads(call("epsilon", SCHOOLS + table, "--json")[1])
-        assert document["epsilon"] == school_epsilon([40, 9, 12])
+        assert document["epsilon"] == jde.epsilon(step, num_steps=100, delta=1e-5)
         assert document["warnings"] == []
+    _, out, _ = call("epsilon", SCHOOLS + "sizes = [12, 3]")
+    assert "warning: level 'pupil': size exceeds the number of units there are" in out
 
 
 # --- Errors ---
-
-TABLE = "[step.sampling]\n"
 
 
 @pytest.mark.parametrize(
@@ -292,25 +281,16 @@ def test_long_names_are_shortened_in_errors(capsys):
     assert len(err) < 400
 
 
-@pytest.mark.parametrize(
-    ("table", "complaint"),
-    [
-        ("school,pupil\n1\n", "line 2: 1 fields under 2"),
-        ("schol\n1\n", "did you mean 'schol'?"),
+def test_invalid_records_are_refused(call, tmp_path):
+    """Archives are read without pickle."""
+    for table, complaint in [
+        (b"school,pupil\n1\n", "line 2: 1 fields under 2"),
         (b"school\n\xff\n", "not UTF-8"),
-        ('school\n"1', "unexpected end of data"),
-    ],
-)
-def test_invalid_tables_of_records_are_refused(call, tmp_path, table, complaint):
-    content = table if isinstance(table, bytes) else table.encode()
-    (tmp_path / "pupils.csv").write_bytes(content)
-    request = SCHOOLS + 'file = "pupils.csv"\nlevels = ["school"]'
-    code, _, err = call("epsilon", request)
-    assert (code, err.count("\n")) == (2, 1)
-    assert complaint in err
-
-
-def test_archives_are_read_without_pickle(call, tmp_path):
+    ]:
+        (tmp_path / "pupils.csv").write_bytes(table)
+        request = SCHOOLS + 'file = "pupils.csv"\nlevels = ["school"]'
+        code, _, err = call("epsilon", request)
+        assert (code, err.count("\n")) == (2, 1) and complaint in err
     path = tmp_path / "pupils.npz"
     request = SCHOOLS + 'file = "pupils.npz"\nlevels = ["school"]'
     np.savez(path, school=np.array([{}, 1], object))
@@ -445,10 +425,7 @@ print(*{name.split(".")[0] for name in set(sys.modules) - before})
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["--help"],
-        ["epsilon", "x.toml"],
-    ],
+    [["--help"], ["epsilon", "x.toml"]],
     ids=lambda arguments: arguments[0].strip("-"),
 )
 def test_a_question_imports_only_what_it_needs(arguments, tmp_path):

@@ -62,7 +62,8 @@ def open_page(browser, address):
     faults, contexts = [], []
 
     def opened():
-        context = browser.new_context(accept_downloads=True)
+        size = {"width": 1440, "height": 1000}
+        context = browser.new_context(viewport=size, accept_downloads=True)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))

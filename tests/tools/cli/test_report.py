@@ -179,7 +179,9 @@ def test_an_adaptive_run_is_reported_like_a_planned_one():
     assert least[0] <= right < least[0] + 1 and least[1] <= found < 1.1 * least[1]
     assert "| near | 2 | each record | 20 |" in words
     assert "| far | 4 | each record | 40 |" in words
-    assert "Choices: the steps were chosen by releases" in words and "* A fact." in words
+    assert (
+        "Choices: the steps were chosen by releases" in words and "* A fact." in words
+    )
     exact = odds(adaptive_in_words(a_budget(quotas)))
     for value, bound in zip(exact, least, strict=True):
         assert bound <= value < bound + 0.1

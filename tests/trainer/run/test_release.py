@@ -179,7 +179,8 @@ def test_a_release_of_a_config_needs_nothing_else(tmp_path, kind, monkeypatch):
 
 @pytest.mark.slow
 def test_a_users_model_and_learner_are_passed_when_loading(tmp_path):
-    (tmp_path / "run.toml").write_text(TINY, encoding="utf-8")
+    last = TINY.replace("[evaluation]", "[evaluation]\nselect = false")
+    (tmp_path / "run.toml").write_text(last, encoding="utf-8")
 
     def given(seed):
         def cosine(apply):
@@ -188,7 +189,7 @@ def test_a_users_model_and_learner_are_passed_when_loading(tmp_path):
         return {"model": Flat(rngs=nnx.Rngs(seed)), "learner": cosine}
 
     config = read_config(tmp_path / "run.toml")
-    result = run_training(config, tmp_path / "out", select=False, **given(3))
+    result = run_training(config, tmp_path / "out", **given(3))
     folder = tmp_path / "out" / "release"
     release, stage = load_release(folder, **given(4)), result.trainer.released
     assert stage.name == "steps"

@@ -38,6 +38,8 @@ from jaxdp_episodic.accountant.numerics.loops import (
 # Nats by which the estimated total variation may exceed delta and is still computed.
 NEAR = 3.0
 _ROUNDING = 1e-12  # rounding error of the profiles' logarithms, nats
+# Number of profiles below which NumPy computes them: compiling them takes 0.3 to 1 s.
+_FEW_PROFILES = 8192
 
 
 def at_most_total_variation(
@@ -54,7 +56,8 @@ def at_most_total_variation(
     chosen = np.flatnonzero(asked & ~run.is_unprotected)
     if not chosen.size:
         return value
-    bound = _log_total_variation(run.flattened(value.shape).take(chosen))
+    with bounding_few(chosen.size, _FEW_PROFILES):
+        bound = _log_total_variation(run.flattened(value.shape).take(chosen))
     lowered = value.reshape(-1).copy()
     if question.is_epsilon:
         lowered[chosen[bound <= target.reshape(-1)[chosen]]] = 0.0
@@ -128,10 +131,12 @@ def rdp_bound(
     return at_most_total_variation(question, run, value), order
 
 
-def bounding_few(settings: int) -> contextlib.AbstractContextManager[None]:
+def bounding_few(
+    settings: int, least: int = 1024
+) -> contextlib.AbstractContextManager[None]:
     """Uses NumPy for bounds that help another method, if they are few."""
-    # Compiling these kernels takes 2 to 4 s of CPU; this many settings take 0.1 s.
-    few = settings < _KERNEL.least
+    # Compiling moments takes 2 to 4 s of CPU; this many settings take 0.1 s.
+    few = settings < least
     return using_choice("numpy") if few else contextlib.nullcontext()
 
 

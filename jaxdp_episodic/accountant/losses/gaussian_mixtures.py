@@ -32,15 +32,15 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
     Pair,
-    collected,
     log_normal,
+    two_sided,
     undrawn_loss,
-    weighted,
 )
 from jaxdp_episodic.accountant.losses.mixture_halves import (
     LOG_ZERO,
     PROFILE_ERROR,
     Half,
+    Sheet,
     log_rest,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
@@ -55,7 +55,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
-    logsumexp,
     map_first,
     namespace,
 )
@@ -64,6 +63,8 @@ from jaxdp_episodic.accountant.numerics.loops import (
 # inf. There the largest losses begin more than 16 / shift from the kink, within a width
 # of 1 / shift, where panels are 20 / shift long: moments were up to 5e-5 too small.
 _LARGEST_FALLING_T = 4e5
+# Nats by which losses above the real line may be larger than on it.
+_OFF_THE_LINE = 4.0
 
 
 class MixtureLoss(GaussianLoss, Nodes):
@@ -71,6 +72,7 @@ class MixtureLoss(GaussianLoss, Nodes):
 
     forward_is_larger: ClassVar[bool] = True
     has_lattice: ClassVar[bool] = True
+    MOVE: ClassVar[float] = 1.0  # distance that weight moves, over the shift
 
     @abc.abstractmethod
     def halves(self, *fields: Array) -> tuple[Half, ...]:
@@ -86,30 +88,16 @@ class MixtureLoss(GaussianLoss, Nodes):
             kept.append(positive(value, most))
         return self.halves(*kept)
 
-    def _directed(self, backward: bool) -> tuple[tuple[Half, str], ...]:
-        """Returns the halves whose integrals make up a moment, with directions."""
-        halves = self.both_halves()
-        if len(halves) == 1:
-            return ((halves[0], "symmetric"),)
-        first, second = ("backward", "forward") if backward else ("forward", "backward")
-        return (halves[0], first), (halves[1], second)
-
     def hints(self) -> Hints:
         """See `PrivacyLoss`: the last moved component over Q's component at 0."""
-        xp = namespace(*self.fields)
-        half = self.both_halves()[0]
-        moved = xp.where(self.loses_nothing, 0.0, xp.exp(logsumexp(half.move)))
-        odds = moved / xp.maximum(xp.exp(half.q_zero), 1e-20)
-        most = xp.where(self._shift > 0, half.high[-1], 0.0)
-        return Hints(moved, odds, most, most)
+        xp, half = namespace(*self.fields), self.both_halves()[0]
+        odds = self._inner_rate / xp.maximum(xp.exp(half.q_zero), 1e-20)
+        return Hints(self._inner_rate, odds, self._shift, self._shift)
 
     def largest_loss(self, *, backward: bool) -> Array:
         """See `PrivacyLoss`: finite backward for a "fall" if Q keeps N(0)."""
         half = self.both_halves()[-1]
-        with np.errstate(over="ignore"):
-            odds = np.exp(logsumexp(half.move) - half.q_zero)
-        bounded = half.falls & backward & (half.q_zero > 0.5 * LOG_ZERO)
-        return np.where(bounded, np.log1p(odds), np.inf)
+        return half.largest_loss() if backward else np.full(self.shape, np.inf)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """See `Profile`."""
@@ -138,15 +126,14 @@ class MixtureLoss(GaussianLoss, Nodes):
         loss, backward = self, rule.direction == "backward"
         if self.shape != t.shape:
             loss = self.map(lambda field: xp.broadcast_to(field, t.shape))
-        parts = loss._directed(backward)
+        half, *others = halves = loss.both_halves()
+        ways = ["forward", "backward"] if others else ["symmetric"]
         excess: Any = None
-        for half, direction in parts:
-            own = half.excess(t, rule._replace(direction=direction), half.floor())
+        for one, way in zip(halves, ways[:: 1 - 2 * backward], strict=True):
+            own = one.excess(t, rule._replace(direction=way), one.floor())
             excess = own if excess is None else sum_of(excess, own)
-        half = parts[0][0]
         start, end = half.moves
-        is_gaussian = (len(start) == 1) & (half.move[0] >= 0)
-        last = parts[-1][0]
+        is_gaussian, last = (len(start) == 1) & (half.move[0] >= 0), halves[-1]
         ends = last.falls & (last.q_zero > 0.5 * LOG_ZERO) & backward
         if last.falls and backward:
             log_excess, *slopes = excess
@@ -173,38 +160,45 @@ class MixtureLoss(GaussianLoss, Nodes):
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`: from two half-lines, or one and its mirror image."""
-        halves = self.both_halves()
-        backward = rule.backward
+        xp, halves = namespace(rule.backward, *self.fields), self.both_halves()
+
+        def joined(*a: Array) -> Array:
+            return xp.concatenate(a, axis=-1)
+
+        cut, height = (joined(a, a) for a in (rule.log_cut, rule.height))
+        first = 1 - rule.backward
+        above = whole = joined(first, 1 - first)
         if len(halves) == 1:
-            path = halves[0].path(1 + 0 * backward, rule)
-            pieces = [(halves[0], path, 1.0), (halves[0], path, 0.0)]
-        else:
-            flags = 1 - backward, backward
-            pieces = [
-                (half, half.path(above, rule), above)
-                for half, above in zip(halves, flags, strict=True)
-            ]
+            halves, whole = halves * 2, 1 + 0 * above
+            above = joined(1 + 0 * first, 0 * first)
+        rows = max(len(half.centers) for half in halves)
+        sheet = Sheet(*map(joined, *(half.sheet(rows) for half in halves)))
+        path = sheet.path(whole, rule._replace(log_cut=cut, height=height))
+        parts = xp.split(path[0][0][:, -1], 2, axis=-1)
+        ends = (half.log_parts(x) for half, x in zip(halves, parts, strict=True))
 
-        def finish(*paths: tuple[Pair, ...]) -> LossNodes:
-            found = [
-                _weighted(half, path, above)
-                for (half, _, above), path in zip(pieces, paths, strict=True)
-            ]
-            xp = namespace(backward, paths[0][0][0])
-            losses, weights, densities, ends = zip(*found, strict=True)
-            loss = tuple(xp.concatenate(part) for part in zip(*losses, strict=True))
-            weight = tuple(xp.concatenate(part) for part in zip(*weights, strict=True))
-            return collected(loss, weight, xp.stack(densities), xp.stack(ends))
+        def finish(x: Pair, element: Pair, y: Pair, base: Pair, end: Pair) -> LossNodes:
+            re, im = log_normal(x)
+            density = re + base[0], im + base[1]
+            # Losses below 0 are above `Sheet.most` everywhere: `exchanged_moments`.
+            end_loss = xp.where(above > 0, end[0], -sheet.most)
+            log_weight = end[1] + LOG_SQRT_2PI + above * end[0]
+            return two_sided(y, density, element, above, log_weight, end_loss)
 
-        return map_first(finish, *(path for _, path, _ in pieces))
+        return map_first(finish, *path, tuple(map(joined, *ends)))
+
+    def largest_node(self, log_cut: np.ndarray) -> np.ndarray:
+        """See `Nodes`: the loss beyond the ends of paths, with a margin."""
+        end = self._shift + np.sqrt(-2 * np.minimum(log_cut, -18.0)) + 2.0
+        losses = [half.log_parts(end)[0] for half in self.both_halves(end.shape)]
+        return np.max(losses, axis=0) + _OFF_THE_LINE
 
     def gaussian_shift(self) -> Array:
         """See `Nodes`: one component that moves as a whole."""
         xp = namespace(*self.fields)
-        half = self.both_halves()[0]
-        start, end = half.moves
-        whole = (len(start) == 1) & (half.move[0] >= 0)
-        return xp.where(whole & ~(self.loses_nothing), (end - start)[0], 0.0)
+        alone = self.terms_of_profile == 1
+        whole = alone & (self._inner_rate >= 1) & ~self.loses_nothing
+        return xp.where(whole, self.MOVE * self._shift, 0.0)
 
 
 @dataclass(frozen=True)
@@ -234,6 +228,7 @@ class AntipodalGaussianLoss(MixtureLoss):
     inner_rate: Array  # r in [0, 1], within the clip unit
     shift: Array  # s >= 0, the clip norm over the noise
     is_symmetric: ClassVar[bool] = True
+    MOVE: ClassVar[float] = 2.0
 
     def halves(self, rate: Array, inner_rate: Array, shift: Array) -> tuple[Half]:
         """See `MixtureLoss`."""
@@ -257,6 +252,7 @@ class ZeroedGaussianLoss(MixtureLoss):
     inner_rate: Array  # r in [0, 1], of the privacy unit if the clip unit is sampled
     shift: Array  # s >= 0, the clip norm over the noise
     is_symmetric: ClassVar[bool] = False
+    nodes_exchange: ClassVar[bool] = True
 
     def halves(self, rate: Array, inner_rate: Array, shift: Array) -> tuple[Half, Half]:
         """See `MixtureLoss`."""
@@ -282,6 +278,7 @@ class GaussianMixtureLoss(MixtureLoss):
     shifts: tuple[Array, ...]  # each > 0, ascending
     log_weights: tuple[Array, ...]  # of the w_i, which add up to 1
     is_symmetric: ClassVar[bool] = False
+    nodes_exchange: ClassVar[bool] = True
     padding: ClassVar[dict[str, float]] = {"shifts": 1.0, "log_weights": -np.inf}
 
     @property
@@ -333,16 +330,6 @@ class GaussianMixtureLoss(MixtureLoss):
         parts = zip(self.shifts, self.log_weights, strict=True)
         there = [xp.where(weight > -xp.inf, shift, 0.0) for shift, weight in parts]
         return functools.reduce(xp.maximum, there)
-
-
-def _weighted(half: Half, piece: tuple[Pair, ...], above: Array) -> tuple:
-    """Returns losses and weights of a path, and log-density and loss at its end."""
-    x, element, y, base = piece
-    re, im = log_normal(x)
-    found = weighted(y, (re + base[0], im + base[1]), element, 1 - above)
-    end_loss, end_density = half.log_parts(x[0][-1])
-    end_density = end_density + LOG_SQRT_2PI + above * end_loss
-    return *found, end_density, (2 * above - 1) * end_loss
 
 
 # --- A Poisson sample of clip units, truncated at random to a largest batch size ---
@@ -406,15 +393,14 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
         xp = namespace(u, *self.fields)
         whole, cut = (part.log_tails(u) for part in self.parts())
         log_whole, log_cut = xp.log(self.whole), xp.log(self.cut)
-
-        def mean(a: Tails, b: Tails) -> Tails:
-            profile, tail = (
-                xp.logaddexp(log_whole + x, log_cut + y)
-                for x, y in zip(a, b, strict=True)
+        forward, backward = (
+            tuple(
+                xp.logaddexp(log_whole + a, log_cut + b)
+                for a, b in zip(*both, strict=True)
             )
-            return profile, tail
-
-        return mean(whole[0], cut[0]), mean(whole[1], cut[1])
+            for both in zip(whole, cut, strict=True)
+        )
+        return forward, backward
 
     def tail_displacement(self, u: Array) -> Array:
         """See `Profile`: the larger one."""

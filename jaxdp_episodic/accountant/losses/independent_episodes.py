@@ -33,10 +33,10 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     half_line,
     log_mixture,
     log_normal,
-    mirrored,
     path_points,
     real_log_mixture,
     sampled_ends,
+    two_sided,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
@@ -54,6 +54,7 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
+    map_arrays,
     map_first,
     namespace,
 )
@@ -301,7 +302,11 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
             end_density, _ = log_density((end, xp.zeros_like(end)), used)
             end_loss = real_log_mixture(s * end[0], p)
             density = log_density(x, used)
-            return mirrored(y, density, element, end_density[0], end_loss)
+            given = y, density, element, end_density[0], end_loss
+            given = map_arrays(lambda a: xp.concatenate([a, a], axis=-1), given)
+            above = xp.concatenate([xp.ones_like(s), xp.zeros_like(s)])
+            *given, log_q, end = given
+            return two_sided(*given, above, log_q + above * end, (2 * above - 1) * end)
 
         return map_first(finish, x, element, y, used)
 

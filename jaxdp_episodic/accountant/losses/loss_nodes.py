@@ -300,22 +300,17 @@ def weighted(
     return (sign * loss[0], loss[1]), times(size, (element[0], sign * element[1]))
 
 
-def mirrored(
-    y: Pair, density: Pair, element: Pair, end_log_density: Array, end_loss: Array
-) -> LossNodes:
-    """Returns nodes with losses y under P's density and -y under Q's: a symmetric pair.
+def two_sided(y: Pair, density: Pair, element: Pair, above: Array, *ends: Array):
+    """Returns nodes of losses y under P where ``above``, of -y under Q elsewhere.
 
-    ``density`` is log Q, and ``end_log_density`` its value where it is truncated.
+    Arrays (J, 2 n): each setting has both. ``density`` is log Q.
     """
-    xp = namespace(y[0], density[0], element[0], end_log_density, end_loss)
-    above, below = (weighted(y, density, element, 1.0 * back) for back in range(2))
+    xp = namespace(y[0])
     loss, weight = (
-        tuple(map(xp.concatenate, zip(*pairs, strict=True)))
-        for pairs in zip(above, below, strict=True)
+        tuple(xp.concatenate(xp.split(a, 2, axis=-1)) for a in pair)
+        for pair in weighted(y, density, element, 1 - above)
     )
-    ends = xp.array([end_log_density + end_loss, xp.full_like(end_loss, -xp.inf)])
-    end_losses = xp.array([end_loss, xp.zeros_like(end_loss)])
-    return collected(loss, weight, ends, end_losses)
+    return collected(loss, weight, *(end.reshape(2, -1) for end in ends))
 
 
 class Rate(NamedTuple):

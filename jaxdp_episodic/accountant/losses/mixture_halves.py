@@ -99,18 +99,11 @@ class Half(NamedTuple):
 
     @classmethod
     def rising(
-        cls,
-        high: Array,
-        move: Array,
-        q_zero: Array,
-        p_zero: Array,
-        low: Array | None = None,
-        kept: Array | None = None,
+        cls, high: Array, move: Array, q_zero: Array, p_zero: Array, *stays: Array
     ) -> Self:
-        """Weight moves from 0 to ``high``, (B, ...), and stays at ``low``."""
-        none = high[:0] if low is None else low
-        stays = none if kept is None else kept
-        return cls("rise", none, high, move, q_zero, stays, p_zero, stays)
+        """Weight moves from 0 to ``high``, (B, ...), and some stays at others."""
+        low, kept = stays or (high[:0], high[:0])
+        return cls("rise", low, high, move, q_zero, kept, p_zero, kept)
 
     @property
     def falls(self) -> bool:
@@ -144,12 +137,6 @@ class Half(NamedTuple):
             return 0 * self.high, self.high
         return self.low, 0 * self.low if self.falls else self.high
 
-    @property
-    def widest(self) -> Array:
-        """Largest distance of a center from 0."""
-        xp = namespace(self.q_zero)
-        return xp.max(xp.abs(self.centers), axis=0)
-
     # --- On the real line ---
 
     def log_base(self, x: Array) -> Array:
@@ -179,6 +166,13 @@ class Half(NamedTuple):
         base = self.log_base(x)
         log_ratio = scale + xp.log(xp.maximum(number, 1e-300)) - base
         return log_add(0.0, log_ratio), base - 0.5 * x * x - LOG_SQRT_2PI
+
+    def largest_loss(self) -> Array:
+        """Returns the bound of losses: finite for a "fall" if Q keeps N(0)."""
+        xp = namespace(self.move)
+        kept = (self.q_zero > 0.5 * LOG_ZERO) & self.falls
+        gained = logsumexp(self.move) - xp.where(kept, self.q_zero, 0.0)
+        return xp.where(kept, log_add(0.0, gained), xp.inf)
 
     def floor(self) -> Array:
         """Returns the x where P/Q is 1."""
@@ -362,7 +356,9 @@ class Half(NamedTuple):
         # Peaks are sharper where a rare component of Q at 0 takes over.
         xp = namespace(self.q_zero)
         rare = xp.where(self.q_zero > 0.5 * LOG_ZERO, -self.q_zero, 0.0)
-        furthest = xp.maximum(self.widest, LARGEST_TURN) * xp.sqrt(1 + rare / 25)
+        furthest = xp.maximum(_widest(self.centers), LARGEST_TURN) * xp.sqrt(
+            1 + rare / 25
+        )
         return HalfLine.of(self.floor(), furthest, last, 0.65 * nats)
 
     def _windows(self, t: Array, direction: str, floor: Array) -> tuple[Windows, Array]:
@@ -376,8 +372,8 @@ class Half(NamedTuple):
         near = xp.max(xp.where(has_q, centers, -xp.inf), axis=0)
         far = xp.min(xp.where(has_q, centers, xp.inf), axis=0)
         kinks = _kinks(centers, self.log_p) + _kinks(centers, self.log_q)
-        (lead, _), (base, _) = self.lead_kinks(floor), kinks[-1]
-        knee = lead[0] - xp.log(alpha) / self.widest
+        (lead, _), (base, _) = self.sheet().lead_kinks(), kinks[-1]
+        knee = lead[0] - xp.log(alpha) / _widest(centers)
         wide = 2 * most - far
         peaks = [floor, most, 2 * most - near, *self.high, *(2 * self.high)]
         peaks += [xp.clip(base, 2 * most - near, wide), xp.clip(knee, most, wide)]
@@ -388,8 +384,9 @@ class Half(NamedTuple):
 
             def slope(x: Array) -> tuple[Array, Array]:
                 """Returns the derivative of the exponent, plus x, and its own."""
+                tilts = centers[:, None] * (x - 0.5 * centers[:, None])
                 (_, p, pp), (_, q, qq) = (
-                    _log_moments(a[:, None] + self._tilts(x), centers[:, None])
+                    _log_moments(a[:, None] + tilts, centers[:, None])
                     for a in (self.log_p, self.log_q)
                 )
                 return alpha * p - t * q, alpha * pp - t * qq
@@ -405,43 +402,57 @@ class Half(NamedTuple):
         ]
         return windows_around(peaks, *graded, between=settled)
 
-    def _tilts(self, x: Array) -> Array:
-        """Returns the log-densities at the centers over that of N(0), (C, k, n)."""
-        centers = self.centers[:, None]
-        return centers * (x - 0.5 * centers)
+    def sheet(self, rows: int = 0) -> Sheet:
+        """Returns the pair for nodes in the plane, padded to a number of rows."""
+        xp = namespace(self.move)
+        weights = xp.stack([self.log_p, self.log_q], axis=1)
+        none = xp.zeros((max(rows - len(weights), 0), *weights.shape[1:]))
+        return Sheet(
+            xp.concatenate([none[:, 0], self.centers]),
+            xp.concatenate([none + LOG_ZERO, weights]),
+            xp.stack([*self.moves, self.move]),
+            self.floor(),
+            self.largest_loss(),
+        )
 
-    # --- In the plane ---
 
-    def lead_kinks(self, floor: Array) -> tuple[tuple[Array, Array], Array]:
+class Sheet(NamedTuple):
+    """P and Q of `Half` pairs at complex points; rows of components or of moves."""
+
+    centers: Array  # (C, ...)
+    weights: Array  # (C, 2, ...) logs of P's and of Q's weights at the centers
+    moves: Array  # (3, B, ...) starts and ends of moves, and logs of their weights
+    floor: Array  # (...) the x where P/Q is 1
+    most: Array  # (...) the bound of losses, or inf
+
+    def lead_kinks(self) -> tuple[Array, Array]:
         """Returns the x from which the last center has half of P's, of Q's density.
 
         And how much further right paths shall rise.
         """
         # If a center is further away than the last center is from 0, zeros of the
         # density lie closer to the real line, so paths must rise later.
-        xp = namespace(floor, self.move)
-        found, later = [], xp.zeros_like(floor)
-        for weight in (self.log_p, self.log_q):
-            has = weight > 0.5 * LOG_ZERO
-            last = xp.max(xp.where(has, self.centers, -xp.inf), axis=0)
-            leads = has & (self.centers >= last)
-            top = logsumexp(xp.where(leads, weight, LOG_ZERO))
-            other = has & ~leads
-            gap = xp.where(other, last - self.centers, 1.0)
-            number = xp.maximum(xp.sum(other, axis=0), 1)
-            kink = (weight - top + xp.log(number)) / gap + 0.5 * (last + self.centers)
-            kink = xp.where(other, kink, -xp.inf)
-            most = xp.max(kink, axis=0)
-            apart = xp.max(xp.where(other & (kink >= most), gap, 0.0), axis=0)
-            later = xp.where(apart > 1.5 * self.widest, _LATER, later)
-            found.append(xp.clip(most, floor, floor + _FURTHEST_KINK))
-        return (found[0], found[1]), later
+        xp, weight = namespace(self.floor), self.weights
+        centers = self.centers[:, None]
+        has = weight > 0.5 * LOG_ZERO
+        last = xp.max(xp.where(has, centers, -xp.inf), axis=0)
+        leads = has & (centers >= last)
+        top = logsumexp(xp.where(leads, weight, LOG_ZERO))
+        other = has & ~leads
+        gap = xp.where(other, last - centers, 1.0)
+        number = xp.maximum(xp.sum(other, axis=0), 1)
+        kink = (weight - top + xp.log(number)) / gap + 0.5 * (last + centers)
+        kink = xp.where(other, kink, -xp.inf)
+        most = xp.max(kink, axis=0)
+        apart = xp.max(xp.where(other & (kink >= most), gap, 0.0), axis=(0, 1))
+        later = xp.where(apart > 1.5 * _widest(self.centers), _LATER, 0.0)
+        return xp.clip(most, self.floor, self.floor + _FURTHEST_KINK), later
 
-    def at(self, x: Pair, kinks: tuple[Array, Array]) -> tuple[Pair, Pair]:
+    def at(self, x: Pair, kinks: Array) -> tuple[Pair, Pair]:
         """Returns the logs of P/Q, and of Q over N(0), at complex (J, n) points."""
-        xp = namespace(x[0], self.move)
-        base = self._log_sum(x, self.log_q, kinks[1])
-        start, end, move = (_wide(a, x[0]) for a in (*self.moves, self.move))
+        xp = namespace(x[0])
+        whole, base = zip(*self._log_sums(x, kinks), strict=True)
+        start, end, move = (_wide(a, x[0]) for a in self.moves)
         tilt = (end - start) * (x[0] - 0.5 * (end + start)), (end - start) * x[1]
         # e^a - e^b as the larger one times expm1. The angle may be exactly 0.
         sign = xp.where(tilt[0] > 0, -1.0, 1.0)
@@ -453,21 +464,21 @@ class Half(NamedTuple):
         ratio = stored(xp, tuple(xp.sum(sign * a, axis=0) for a in part))
         small = ratio[0] ** 2 + ratio[1] ** 2 < 0.25
         near = log1p_complex(*(xp.where(small, a, 0.0) for a in ratio))
-        whole = self._log_sum(x, self.log_p, kinks[0])
         loss = (
             xp.where(small, a, b - c) for a, b, c in zip(near, whole, base, strict=True)
         )
         return tuple(loss), base
 
-    def _log_sum(self, x: Pair, weight: Array, kink: Array) -> Pair:
-        """Returns the log of a mixture's density over that of N(0)."""
-        xp = namespace(x[0], weight)
-        centers, wide = _wide(self.centers, x[0]), _wide(weight, x[0])
-        has = wide > 0.5 * LOG_ZERO
+    def _log_sums(self, x: Pair, kinks: Array) -> Pair:
+        """Returns the logs of P's and Q's densities over that of N(0), (2, J, n)."""
+        xp = namespace(x[0])
+        centers, weight = self.centers[:, None, None], self.weights[:, :, None]
+        has = weight > 0.5 * LOG_ZERO
         last = xp.max(xp.where(has, centers, -xp.inf), axis=0)
-        terms = xp.where(has, wide + centers * (x[0] - 0.5 * centers), LOG_ZERO)
+        tilts = centers * (x[0] - 0.5 * centers)
+        terms = xp.where(has, weight + tilts, LOG_ZERO)
         most = xp.max(terms, axis=0)
-        common = xp.where(x[0] > kink, last * x[1], 0.0)
+        common = xp.where(x[0] > kinks[:, None], last * x[1], 0.0)
         parts = polar(terms - most, centers * x[1] - common)
         re, im = log_complex(*(xp.sum(a, axis=0) for a in parts))
         return re + most, im + common
@@ -475,24 +486,24 @@ class Half(NamedTuple):
     def path(self, above: Array, rule: NodeRule) -> tuple[Pair, ...]:
         """Returns points, weighted dx, losses, and log Q over N(0), each (V, J, n)."""
         _, log_cut, height, num_nodes, _ = rule
-        xp = namespace(log_cut, self.move)
-        floor = self.floor()
-        kinks, later = self.lead_kinks(floor)
+        xp, floor = namespace(log_cut, self.floor), self.floor
+        kinks, later = self.lead_kinks()
         # If losses are bounded, the path must not rise behind the kink: a branch cut is
         # there.
-        ends = self.falls & (self.q_zero > 0.5 * LOG_ZERO)
-        rise = xp.where(ends, floor + _FURTHEST_KINK, xp.maximum(*kinks) + later)
-        seen = xp.maximum(self.log_p, self.log_q) - log_cut[:, None]
-        seen = self.centers + xp.sqrt(2 * xp.maximum(seen, 1.0))
-        high = xp.maximum(xp.sqrt(-2 * log_cut), xp.max(seen, axis=1))
+        rise = xp.max(kinks, axis=0) + later
+        rise = xp.where(xp.isfinite(self.most), floor + _FURTHEST_KINK, rise)
+        weight = xp.max(self.weights, axis=1)
+        has = weight > 0.5 * LOG_ZERO
+        seen = self.centers + xp.sqrt(2 * xp.maximum(weight - log_cut[:, None], 1.0))
+        seen = xp.max(xp.where(has, seen, -xp.inf), axis=1)
+        high = xp.maximum(xp.sqrt(-2 * log_cut), seen)
         # Beyond it Q has a probability of 1e-19.
         most = xp.maximum(floor, 0.0) - FURTHEST_LEFT
         high = xp.where(above > 0, high, xp.minimum(high, most))
         high = xp.maximum(high, floor + 2.0)
-        has = xp.maximum(self.log_p, self.log_q) > 0.5 * LOG_ZERO
         last = xp.max(xp.where(has, self.centers, 0.0), axis=0)
-        s = self.widest
-        line = map_first(lambda high: half_line(floor, high, kinks, s, num_nodes), high)
+        s, both = _widest(self.centers), (kinks[0], kinks[1])
+        line = map_first(lambda high: half_line(floor, high, both, s, num_nodes), high)
         x, element = path_points(line, floor, rise, s, height, last=last)
         return x, element, *map_first(lambda x: self.at(x, kinks), x)
 
@@ -537,6 +548,12 @@ def log_lost(t: Array, width: Array) -> Array:
     rest = log_normal_density(edge) + log_mills_difference(-edge - step, step)
     inside = xp.log(-xp.expm1(z) + xp.exp(rest))
     return xp.where(left, inside, log_saturating_tail(xp.where(left, 0.0, t), width))
+
+
+def _widest(centers: Array) -> Array:
+    """Returns the largest distance of a center from 0."""
+    xp = namespace(centers)
+    return xp.max(xp.abs(centers), axis=0)
 
 
 def _kinks(centers: Array, weight: Array) -> list[tuple[Array, Array]]:

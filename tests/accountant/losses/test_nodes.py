@@ -11,12 +11,20 @@ from scipy.stats import norm
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
+    GaussianMixtureLoss,
     SwappedGaussianLoss,
     ZeroedGaussianLoss,
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
+from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods.exact.mgf import NEAR_LOSS
+from jaxdp_episodic.accountant.methods.exact.mgf import (
+    NEAR_LOSS,
+    exchanged_moments,
+    steps_of,
+)
+from jaxdp_episodic.accountant.methods.rdp.kernels import FINE, log_moment
+from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at
 
@@ -194,14 +202,16 @@ def test_the_distribution_is_cut_at_the_given_loss(kind):
     assert dist.loss[0].max() <= dist.end_loss.max() + 1e-6
 
 
-def test_no_node_is_larger_than_the_bound_of_near_losses():
+@pytest.mark.parametrize("kind", ["forward", "antipodal", "symmetric", "zeroed"])
+def test_no_node_is_larger_than_the_bound_of_near_losses(kind):
     """Settings with small losses get a shorter program; see `NEAR_LOSS`."""
     rng = np.random.default_rng(0)
-    size = 2000
+    size = 2000 if kind == "forward" else 200
     p = np.exp(rng.uniform(-30, 0, size))
     p[::4], p[::8], p[:4] = 1 - p[::4], 1.0, [1e-300, 1 - 2.0**-53, 0.5, 1.0]
     s, cut = np.exp(rng.uniform(-6, 4, size)), -np.exp(rng.uniform(2.9, 6.8, size))
-    loss, one = SampledGaussianLoss(np.ones(size), p, s), np.ones((1, size))
+    one = np.ones((1, size))
+    loss = LOSSES[kind](one[0], p, p[::-1], s).kept_in_range()
     bound = loss.largest_node(cut)
     near = bound <= NEAR_LOSS
     assert 0.5 < near.mean() < 0.9
@@ -210,3 +220,27 @@ def test_no_node_is_larger_than_the_bound_of_near_losses():
             rule = NodeRule(backward * one[0], cut[None], one, number)
             found = np.abs(loss.nodes(rule).loss[0][0]).max(axis=0)
             assert np.all(found[near] <= bound[near])
+
+
+@pytest.mark.parametrize("kind", ["zeroed", "mixture"])
+def test_the_exchanged_moment_of_a_mixture_is_no_less_than_its_quadrature(kind):
+    rng, size = np.random.default_rng(2), 60
+    p, r, outer = (10 ** rng.uniform(-6, 0, size) for _ in range(3))
+    p[::9], r[::7], outer[::2] = 1.0, 1.0, 1.0
+    s = 10 ** rng.uniform(-1.7, 1.3, size)
+    loss = ZeroedGaussianLoss(outer, p, r, s)
+    if kind == "mixture":
+        loss = GaussianMixtureLoss(outer, p, (r * s, s), (np.log(0.3), np.log(0.7)))
+        loss = loss.map(lambda a: np.broadcast_to(a, size))
+    count = np.round(10 ** rng.uniform(0.3, 6, size))
+    group = Group(loss.map(lambda a: a[None]), count[None])
+    c = 10 ** rng.uniform(-2, 3, (6, size))
+    with np.errstate(all="ignore"):
+        cut = -60.0 - np.log(count)
+        steps = steps_of(group, 0 * s, cut, num_nodes=112, num_terms=1, is_near=True)
+        bound = exchanged_moments(c, steps)
+        rule = MomentRule("backward", FINE)
+        least = np.array([log_moment(row, (group,), rule)[0] for row in c])
+    known = np.isfinite(bound)
+    assert known.mean() > 0.7
+    assert np.all((bound >= least)[known])

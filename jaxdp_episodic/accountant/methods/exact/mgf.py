@@ -62,7 +62,8 @@ _MASS_ERROR = 1e-3
 # Largest log-density, relative to its peak, at which distributions are truncated.
 _LEAST_CUT = -18.0
 # Undetected error of moments of the exchanged pair, relative to 1 and to their
-# logarithm; 5e-5 was observed in 1,000 random settings.
+# logarithm; 1e-4 was observed in 1,000 random settings of sampled Gaussians and 6,000
+# moments of mixtures.
 _CHECK_MARGIN = 1e-3
 # Logarithm of the largest integrand of these moments at the truncation.
 _NEGLIGIBLE_END = -25.0
@@ -220,7 +221,7 @@ def exchanged_moments(c: Array, steps: Steps) -> Array:
     """
     # E_Q[e^{-cL}] = E_P[e^{-(1+c)L}] is a sum over the same nodes. The logarithms of
     # Q's density and of the integrand are concave, so the truncated part is negligible
-    # if both ends are low.
+    # if both ends are low. (Mixtures state a bound of all losses beyond the end.)
     xp = namespace(c, steps.count)
     z, nodes = -(1 + c), steps.nodes
     rules = (nodes, steps.check)

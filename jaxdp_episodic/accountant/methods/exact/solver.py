@@ -249,7 +249,7 @@ class ContourSolver:
             np.full(index.shape, float(backward)),
         )
         groups = part.groups()
-        self.is_far |= _have_far_losses(groups, arrays[4])
+        self.is_far = self.is_far or _have_far_losses(groups, arrays[4])
         kinds = question.is_epsilon, self.is_far
         value, error, *rest = _by_terms(arrays, part, groups, effort, *kinds)
         with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
@@ -297,8 +297,9 @@ def _by_terms(
 def _have_far_losses(groups: tuple[Group, ...], log_cut: np.ndarray) -> bool:
     """Whether any losses may be above `NEAR_LOSS`; true if unsure."""
     for loss, count in groups:
-        size = loss.largest_node(log_cut - np.log(loss.outer_rate))
-        if np.any((count > 0) & (size > NEAR_LOSS)):
+        with np.errstate(all="ignore"):
+            size = loss.largest_node(log_cut - np.log(loss.outer_rate))
+        if np.any((count > 0) & ~(size <= NEAR_LOSS)):
             return True
     return False
 

@@ -665,6 +665,14 @@ def test_damaged_or_missing_old_files_are_refused(old_folder, name, change, erro
     assert not (folder / STORE).exists()
 
 
+def test_an_older_copy_of_an_old_ledger_is_refused(old_folder):
+    """It lacks a charge that the checkpoint has."""
+    folder, _ = old_folder
+    old_ledger(folder / "ledger.jsonl", GROUPED, [("a" * 32, 3)])
+    with pytest.raises(LedgerError, match="not the checkpoint's, or is an older copy"):
+        plain_trainer(seed=None).resume(folder)
+
+
 def test_without_the_end_of_its_journal_a_step_is_given_up(old_folder):
     folder, _ = old_folder
     (folder / "journal").write_bytes((folder / "journal").read_bytes()[:-101])

@@ -170,6 +170,7 @@ def test_parquet_columns_lists_and_files(tmp_path):
             ["--groups", "u", "--images", "x", "--shape", "5"],
             "must have 5 numbers per row",
         ),
+        (["--groups", "u", "--images", "x"], "shape must be given"),
         (["--groups", "u", "--images", "u"], "must contain image files, or lists"),
         (["--groups", "u", "--features", "gone"], "no column 'gone'"),
         (["--groups", "u", "--features", "nan"], "got nan in record 2"),

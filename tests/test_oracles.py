@@ -32,7 +32,7 @@ def test_sampled_gaussian_matches_the_reference_table(direction):
         assert actual == pytest.approx(float(row[f"rdp_{direction}"]), rel=2e-15)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("p", "shift", "alpha"),
     [

@@ -79,10 +79,10 @@ def test_random_settings(row):
         (2, 2, 12.065, 0.69, ADD),  # far in the tail, with much noise
         (9, 2, 1 / 1.6, 0.4, REPLACE),
         (5, 2, 1 / 3.4, 2.0, REPLACE),
-        (3, 3, 7.7628, 1.7028, REPLACE),
         (3, 3, 1 / 0.7, 0.9, REPLACE),
         (3, 3, 1 / 0.7, 0.9, ADD),
         (12, 3, 1 / 1.4, 0.1, ADD),
+        (3, 3, 7.7628, 1.7028, REPLACE),
         (30, 3, 1 / 0.3, 0.6, REPLACE),
     ],
 )

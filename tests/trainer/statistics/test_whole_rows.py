@@ -69,6 +69,9 @@ def test_products_are_exact_in_any_order(size):
     np.testing.assert_allclose(found, factor * exact, rtol=1e-6, atol=1e-7 * factor)
     assert np.abs(found).max() > 2**40  # nearly all available digits
     assert not times(whole, 0 * matrix, float(STEPS)).any()
+    column = np.full((30, 1), np.float32(size))  # far longer than its rows
+    found, exact = times(whole, column, float(STEPS)), whole @ column.astype(float)
+    np.testing.assert_allclose(found, found[0] / exact[0] * exact, rtol=1e-6)
 
 
 def test_sums_are_exact_or_refused():

@@ -333,3 +333,19 @@ def test_orders_without_a_lattice():
 
 def sampled(rate, noise):
     return jde.GaussianStep(poisson("unit", rate), noise_multiplier=noise)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_rates_just_below_one_at_large_orders(direction):
+    """Almost everybody is drawn, so the probability of being left out decides."""
+    rng = np.random.default_rng(4)
+    settings = Setting(
+        outer=np.full(4, 0.5),
+        rate=1 - 10 ** rng.uniform(-12, -6, 4),
+        inner=np.full(4, 0.5),
+        noise=rng.uniform(1, 8, 4),
+        num_episodes=np.full(4, 2),
+    )
+    settings = Setting(*(field[:2] for field in settings))
+    orders = 10 ** rng.uniform(1, 3.5, 2)
+    assert_matches(KINDS["episodes"], settings, orders, direction)

@@ -19,7 +19,7 @@ import pytest
 
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
-from jaxdp_episodic.trainer.run.mechanisms import RunDraws
+from jaxdp_episodic.trainer.run.mechanisms import GradientStep, RunDraws
 from jaxdp_episodic.trainer.run.run_files import files_of_a_run
 from jaxdp_episodic.trainer.run.state import array_types
 from jaxdp_episodic.trainer.run.store import RunStore
@@ -30,9 +30,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # function.
 EVERY = 3
 MOMENTS = {
+    "before the first charge": (RunStore, "charge", 1),
     "before a charge": (RunStore, "charge", 5),
     "after a charge": (PrivateGradient, "__call__", 5),
     "before the release": (RunStore, "release", 5),
+    "before it is applied": (GradientStep, "apply", 6),  # once in the dry run
     "after the release": (RunDraws, "erase_secrets", 6),
     "before the log": (RunStore, "note", 6),
     "before a state": (RunStore, "save", 2),

@@ -102,6 +102,13 @@ def edited_package(patch):
 
 
 @contextlib.contextmanager
+def other_versions(patch):
+    of = "jaxdp_episodic.trainer.run.trainer.described_versions"
+    patch.setattr(of, lambda: {"jax": "9.9", "numpy": "3.0"})
+    yield
+
+
+@contextlib.contextmanager
 def other_flags(patch):
     """JAX flags that change random numbers and matrix products."""
     config: Any = jax.config  # flags are created at run time
@@ -122,6 +129,7 @@ CHANGES = {
     "nothing": (dict, unchanged),
     "a function": (other_learner, unchanged),
     "the package": (dict, edited_package),
+    "versions": (dict, other_versions),
     "flags": (dict, other_flags),
     "the optimizer's rate": (lambda: {"optimizer": adam(0.3)}, unchanged),
 }
@@ -236,9 +244,11 @@ ENDED = [
     *((kind, moment, "killed") for kind in SEEDED[1:] for moment in MOMENTS),
 ]
 FAST_ENDED = [
+    ("steps", "before the first charge", "killed"),
     ("steps", "after a charge", "killed"),
     ("steps", "before a state", "killed"),
     ("steps", "before the release", "continued"),
+    ("steps", "before it is applied", "continued"),
     ("steps", "after the release", "interrupted"),
     ("clip norm", "after the release", "killed"),
     ("adaptive", "before the release", "killed"),
@@ -286,6 +296,35 @@ def test_a_run_killed_around_any_commit(tmp_path, monkeypatch, whole, kind, seed
         else:
             assert_equal(run, left, whole(kind))
     assert number > 30
+
+
+AGAIN = [
+    *(("steps", seed, every) for seed in (1, None) for every in (13, 14, 17)),
+    *(("epochs", seed, every) for seed in (1, None) for every in (15, 18)),
+    *(("adaptive", seed, every) for seed in (1, None) for every in (15, 16)),
+    ("bands", None, 16),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed", "every"),
+    fast_and_slow(AGAIN, lambda *row: row == ("steps", None, 17)),
+)
+def test_a_run_killed_again_and_again(tmp_path, monkeypatch, whole, kind, seed, every):
+    """The resumed runs are killed too, until one ends."""
+    witness, folder = Witness(monkeypatch), tmp_path / "run"
+    for died in range(40):
+        run, left = KINDS[kind](seed=seed), tmp_path / str(died)
+        with killed_around_a_commit(every, folder, left) as ends:
+            gone_on(run, folder)
+        if not ends:
+            break
+        folder = left
+    assert died > 1 and not ends
+    if seed is None:
+        assert witness.complaints([folder], steps_of(kind), crashes=died) == []
+    else:
+        assert_equal(run, folder, whole(kind))
 
 
 # --- Whole processes, killed at any moment ---

@@ -5,22 +5,21 @@ import json
 import shutil
 import sqlite3
 import stat
+from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from crash_rigs import old_ledger, old_run
 from jaxdp_episodic.accountant.report.ledger_file import (
     STORE,
     LedgerError,
     RunFile,
+    described,
     facts_text,
     read_ledger,
     text_hash,
 )
-from jaxdp_episodic.accountant.report.ledgers import read_ledgers
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.run import store as store_module
 from jaxdp_episodic.trainer.run.ledger import Ledger
@@ -40,9 +39,7 @@ from jaxdp_episodic.trainer.run.store import (
 )
 from jaxdp_episodic.training import BudgetExhaustedError, PrivacyBudget
 from training_runs import (
-    GROUPED,
     Interrupted,
-    assert_same,
     charged_run,
     classes,
     flat_step,
@@ -180,6 +177,25 @@ def test_the_log_round_trips_without_records_of_lost_steps(path):
     assert read_log(path.parent) == found[:2]
 
 
+def test_a_record_whose_commit_was_interrupted_is_written_once(path):
+    with opened(path) as store:
+        db = store._db
+
+        def execute(statement, *values):
+            found = db.execute(statement, *values)
+            if statement == "COMMIT":
+                store._db = db
+                raise KeyboardInterrupt
+            return found
+
+        store.note({"step": 1})
+        store._db = SimpleNamespace(execute=execute)
+        with pytest.raises(KeyboardInterrupt):
+            store.charge("phase 1")
+        store.note({"step": 2})
+    assert [record["step"] for record in read_log(path)] == [1, 2]
+
+
 def test_the_releasable_log_holds_nothing_private():
     released = releasable_records(RECORDS)
     assert released == [{"step": 0, "epsilon": 0.0}, {"step": 1, "epsilon": np.inf}]
@@ -231,6 +247,16 @@ def other_step(text):
     return f"UPDATE texts SET value = '{text}', hash = x'{value}' WHERE kind = 'step'"
 
 
+def with_step(step):
+    """The file's charges become those of another step, added with its hash."""
+    text = described(step.to_dict())
+    row = f"'step', 'phase 2', '{text}', x'{text_hash('step', 'phase 2', text).hex()}'"
+    return [
+        f"INSERT INTO texts (kind, key, value, hash) VALUES ({row})",
+        "UPDATE charges SET step = (SELECT max(id) FROM texts)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("statements", "reason"),
     [
@@ -238,6 +264,7 @@ def other_step(text):
         (["DELETE FROM charges WHERE number = 2"], "charge 2 is missing"),
         (["UPDATE charges SET hash = x'00' WHERE number = 3"], "charge 3"),
         (["UPDATE charges SET session = 99"], "charge 1 is missing"),
+        (with_step(flat_step(noise_multiplier=9.0)), "charge 1 or an earlier one"),
         (["UPDATE texts SET value = replace(value, '0.02', '0.01')"], "step 'phase 1'"),
         (["UPDATE texts SET value = x'ff' WHERE kind = 'facts'"], "is not a text"),
         (["DELETE FROM texts WHERE kind = 'facts'"], "must have the facts once"),
@@ -259,7 +286,7 @@ def other_step(text):
         (["DELETE FROM charges", other_step('{"type": "os.system"}')], "missing key"),
         (["DELETE FROM charges", other_step("[" * 10**5)], "nested too deeply"),
     ],
-    ids=range(24),
+    ids=range(25),
 )
 def test_an_edited_file_is_refused_with_the_reason(path, statements, reason):
     edited(path, *statements)
@@ -586,113 +613,6 @@ def test_network_file_systems_have_no_write_ahead_log(tmp_path, monkeypatch):
     assert read_ledger(folder).charged == 6
     monkeypatch.setattr(store_module, "_MOUNTS", tmp_path / "none")
     assert not is_on_network(folder / STORE)
-
-
-# --- Ledgers of version 0.2 ---
-
-
-def test_an_old_ledger_is_read(tmp_path):
-    path = old_ledger(tmp_path / "ledger.jsonl", flat_step(), [("a", 3), ("b", 2)])
-    content = read_ledger(path)
-    assert content.groups == ((flat_step(), 5),) and content.is_closed
-    assert read_ledger(tmp_path) == content
-    cut = old_ledger(path, flat_step(), [("a", 3)], tail=b"1\n1")
-    assert read_ledger(cut).charged == 5 and not read_ledger(cut).is_closed
-    cut = old_ledger(path, flat_step(), [("a", 3)], tail=b'{"charged":3,"ha')
-    assert read_ledger(cut).charged == 3
-
-
-@pytest.fixture
-def old_folder(tmp_path):
-    """A run after two steps, the release of a third, and a fourth charge."""
-    run = plain_trainer(seed=None)
-    run.step()
-    run.step()
-    zeros = [np.zeros_like(leaf) for leaf in jax.tree.leaves(run.state.params)]
-    old_run(tmp_path / "run", run, GROUPED, charged=4, released=zeros)
-    (tmp_path / "run" / "log.jsonl").write_text('{"step": 0}\n{"step": 3}\n')
-    gradient = jax.tree.unflatten(jax.tree.structure(run.params), zeros)
-    run._now = (run._main.apply(run.state, 3, gradient), 3)
-    return tmp_path / "run", run
-
-
-@pytest.mark.parametrize("is_made", [False, True], ids=["old", "made"])
-def test_an_old_run_resumes(tmp_path, old_folder, is_made):
-    """Also if the process was killed before it moved the old files aside."""
-    folder, run = old_folder
-    copy, other = shutil.copytree(folder, tmp_path / "copy"), plain_trainer(seed=None)
-    if is_made:
-        again = shutil.copytree(folder, tmp_path / "again")
-        with pytest.warns(UserWarning, match="step 4 was charged"):
-            plain_trainer(seed=None).resume(again)
-        shutil.copy(again / STORE, folder)
-    with pytest.warns(UserWarning, match="step 4 was charged and interrupted"):
-        assert other.resume(folder) == 4
-    assert_same(other, run)
-    assert [record["step"] for record in read_log(folder)] == [0, 3]
-    other.train(folder)
-    content = read_ledger(folder)
-    assert content.charged == 6 and content.run == read_ledger(copy).run
-    # The old folder is a copy: shared charges are counted once.
-    assert read_ledgers([folder, copy]).run_charged() == (GROUPED, 6)
-    kept = {"ledger.jsonl", "journal", "checkpoints", "log.jsonl"}
-    assert {one.name for one in (folder / "imported").iterdir()} == kept
-    assert not kept & {one.name for one in folder.iterdir()}
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "error"),
-    [
-        ("ledger.jsonl", lambda text: text.replace(b"1\n", b"", 1), LedgerError),
-        ("ledger.jsonl", lambda text: text[:-100], LedgerError),
-        ("journal", lambda text: text[:20] + b"\1" + text[21:], LedgerError),
-        ("ledger.jsonl", None, FileNotFoundError),
-        ("checkpoints", None, FileNotFoundError),
-    ],
-    ids=["a charge", "cut", "journal", "no ledger", "no checkpoint"],
-)
-def test_damaged_or_missing_old_files_are_refused(old_folder, name, change, error):
-    folder, _ = old_folder
-    path = folder / name
-    if change is not None:
-        path.write_bytes(change(path.read_bytes()))
-    elif path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-    with pytest.raises(error):
-        plain_trainer(seed=None).resume(folder)
-    assert not (folder / STORE).exists()
-
-
-def test_an_older_copy_of_an_old_ledger_is_refused(old_folder):
-    """It lacks a charge that the checkpoint has."""
-    folder, _ = old_folder
-    old_ledger(folder / "ledger.jsonl", GROUPED, [("a" * 32, 3)])
-    with pytest.raises(LedgerError, match="not the checkpoint's, or is an older copy"):
-        plain_trainer(seed=None).resume(folder)
-
-
-def test_without_the_end_of_its_journal_a_step_is_given_up(old_folder):
-    folder, _ = old_folder
-    (folder / "journal").write_bytes((folder / "journal").read_bytes()[:-101])
-    other = plain_trainer(seed=None, l2_clip_norm=0.3)
-    with pytest.raises(RunMismatchError, match="l2_clip_norm"):
-        other.resume(folder)
-    run = plain_trainer(seed=None)
-    with pytest.warns(UserWarning, match="steps 3 to 4 were charged"):
-        assert run.resume(folder) == 4
-
-
-def test_no_byte_of_an_old_ledger_can_be_changed(tmp_path):
-    path = old_ledger(tmp_path / "ledger.jsonl", flat_step(), [("a", 3)])
-    whole = path.read_bytes()
-    for place in range(0, len(whole) - 1, 5):
-        changed = bytearray(whole)
-        changed[place] ^= 1
-        path.write_bytes(changed)
-        with pytest.raises(LedgerError):
-            read_ledger(path)
 
 
 # --- Epsilon from the file ---

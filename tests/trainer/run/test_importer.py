@@ -1,0 +1,122 @@
+"""Folders of version 0.2: read, resumed bit for bit, or refused."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from crash_rigs import old_ledger, old_run
+from jaxdp_episodic.accountant.report.ledger_file import (
+    STORE,
+    LedgerError,
+    read_ledger,
+)
+from jaxdp_episodic.accountant.report.ledgers import read_ledgers
+from jaxdp_episodic.trainer.run.run_files import read_log
+from jaxdp_episodic.trainer.run.state import RunMismatchError
+from training_runs import GROUPED, assert_same, flat_step, plain_trainer
+
+
+def test_an_old_ledger_is_read(tmp_path):
+    path = old_ledger(tmp_path / "ledger.jsonl", flat_step(), [("a", 3), ("b", 2)])
+    content = read_ledger(path)
+    assert content.groups == ((flat_step(), 5),) and content.is_closed
+    assert read_ledger(tmp_path) == content
+    cut = old_ledger(path, flat_step(), [("a", 3)], tail=b"1\n1")
+    assert read_ledger(cut).charged == 5 and not read_ledger(cut).is_closed
+    cut = old_ledger(path, flat_step(), [("a", 3)], tail=b'{"charged":3,"ha')
+    assert read_ledger(cut).charged == 3
+
+
+@pytest.fixture
+def old_folder(tmp_path):
+    """A run after two steps, the release of a third, and a fourth charge."""
+    run = plain_trainer(seed=None)
+    run.step()
+    run.step()
+    zeros = [np.zeros_like(leaf) for leaf in jax.tree.leaves(run.state.params)]
+    old_run(tmp_path / "run", run, GROUPED, charged=4, released=zeros)
+    (tmp_path / "run" / "log.jsonl").write_text('{"step": 0}\n{"step": 3}\n')
+    gradient = jax.tree.unflatten(jax.tree.structure(run.params), zeros)
+    run._now = (run._main.apply(run.state, 3, gradient), 3)
+    return tmp_path / "run", run
+
+
+@pytest.mark.parametrize("is_made", [False, True], ids=["old", "made"])
+def test_an_old_run_resumes(tmp_path, old_folder, is_made):
+    """Also if the process was killed before it moved the old files aside."""
+    folder, run = old_folder
+    copy, other = shutil.copytree(folder, tmp_path / "copy"), plain_trainer(seed=None)
+    if is_made:
+        again = shutil.copytree(folder, tmp_path / "again")
+        with pytest.warns(UserWarning, match="step 4 was charged"):
+            plain_trainer(seed=None).resume(again)
+        shutil.copy(again / STORE, folder)
+    with pytest.warns(UserWarning, match="step 4 was charged and interrupted"):
+        assert other.resume(folder) == 4
+    assert_same(other, run)
+    assert [record["step"] for record in read_log(folder)] == [0, 3]
+    other.train(folder)
+    content = read_ledger(folder)
+    assert content.charged == 6 and content.run == read_ledger(copy).run
+    # The old folder is a copy: shared charges are counted once.
+    assert read_ledgers([folder, copy]).run_charged() == (GROUPED, 6)
+    kept = {"ledger.jsonl", "journal", "checkpoints", "log.jsonl"}
+    assert {one.name for one in (folder / "imported").iterdir()} == kept
+    assert not kept & {one.name for one in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error"),
+    [
+        ("ledger.jsonl", lambda text: text.replace(b"1\n", b"", 1), LedgerError),
+        ("ledger.jsonl", lambda text: text[:-100], LedgerError),
+        ("journal", lambda text: text[:20] + b"\1" + text[21:], LedgerError),
+        ("ledger.jsonl", None, FileNotFoundError),
+        ("checkpoints", None, FileNotFoundError),
+    ],
+    ids=["a charge", "cut", "journal", "no ledger", "no checkpoint"],
+)
+def test_damaged_or_missing_old_files_are_refused(old_folder, name, change, error):
+    folder, _ = old_folder
+    path = folder / name
+    if change is not None:
+        path.write_bytes(change(path.read_bytes()))
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    with pytest.raises(error):
+        plain_trainer(seed=None).resume(folder)
+    assert not (folder / STORE).exists()
+
+
+def test_an_older_copy_of_an_old_ledger_is_refused(old_folder):
+    """It lacks a charge that the checkpoint has."""
+    folder, _ = old_folder
+    old_ledger(folder / "ledger.jsonl", GROUPED, [("a" * 32, 3)])
+    with pytest.raises(LedgerError, match="not the checkpoint's, or is an older copy"):
+        plain_trainer(seed=None).resume(folder)
+
+
+def test_without_the_end_of_its_journal_a_step_is_given_up(old_folder):
+    folder, _ = old_folder
+    (folder / "journal").write_bytes((folder / "journal").read_bytes()[:-101])
+    other = plain_trainer(seed=None, l2_clip_norm=0.3)
+    with pytest.raises(RunMismatchError, match="l2_clip_norm"):
+        other.resume(folder)
+    run = plain_trainer(seed=None)
+    with pytest.warns(UserWarning, match="steps 3 to 4 were charged"):
+        assert run.resume(folder) == 4
+
+
+def test_no_byte_of_an_old_ledger_can_be_changed(tmp_path):
+    path = old_ledger(tmp_path / "ledger.jsonl", flat_step(), [("a", 3)])
+    whole = path.read_bytes()
+    for place in range(0, len(whole) - 1, 5):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(LedgerError):
+            read_ledger(path)

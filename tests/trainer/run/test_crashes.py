@@ -543,7 +543,7 @@ def test_a_truncated_log_reads_as_an_earlier_commit(tmp_path, history):
     seen = set()
     # Cuts around frames of the log: its header, then a header and a page each.
     frames = range(32, len(whole) + 1, 24 + 4096)
-    for size in {0, *(place + cut for place in frames for cut in (0, 24, 2000))}:
+    for size in {0, *(place + cut for place in frames for cut in (-1, 0, 24, 2000))}:
         read = damaged(left, tmp_path, "run.sqlite-wal", whole[:size])
         if read is None:
             assert size < 4096 * 8  # before the run had a state
@@ -551,6 +551,14 @@ def test_a_truncated_log_reads_as_an_earlier_commit(tmp_path, history):
         assert size < 4096 * 8 or read in found
         seen.add(read[0])
     assert seen >= {2, 3, 4, 5}
+
+
+def test_a_truncated_file_is_refused(tmp_path, history):
+    left = shutil.copytree(history[1], tmp_path / "left")
+    RunStore(left / STORE).close()
+    content = (left / STORE).read_bytes()
+    for size in {0, 100, *range(4096, len(content), 2048)}:
+        assert damaged(left, tmp_path, STORE, content[:size]) is None
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed"])

@@ -57,7 +57,8 @@ def test_errors_of_the_draw_thread_are_raised(tmp_path, monkeypatch):
         run.train(tmp_path)
 
 
-@pytest.mark.parametrize(("same", "which"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("which", [1, 2])
 def test_an_interrupted_evaluation_is_repeated(tmp_path, which, same):
     """The first one leaves a folder to resume; the last one's score is there later."""
     whole, folder, run = plain_trainer(), tmp_path / "parts", plain_trainer()

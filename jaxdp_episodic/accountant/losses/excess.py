@@ -186,8 +186,8 @@ class HalfLine(NamedTuple):
         self, integrand: Callable[[Array], tuple[Array, ...]], parts: int
     ) -> tuple[Array, ...]:
         """Integrals from the floor, one for each part of the integrand."""
-        xp, number = namespace(self.length), self.number
-        # An order that is NaN must not change the number of nodes of the others.
+        xp, number = namespace(self.length), abs(self.number)
+        # Not positive without noise, NaN at some orders: others keep their number.
         number = xp.max(xp.where(number < MOST_NODES, number, MOST_NODES))
         rows = int(number) + 1 if xp is np else 4  # nodes in a pass of JAX's loop
         first = self.first + self.spacing * np.arange(float(rows))[:, None]

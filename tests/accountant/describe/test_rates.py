@@ -1,5 +1,7 @@
 """Rates along paths, inclusion, and bounds of contributions."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import (
     inclusion_rates,
     max_contributions,
+    most_children_drawn,
     path_rates,
 )
 from jaxdp_episodic.accountant.describe.schemes import (
@@ -223,6 +226,26 @@ def test_public_bounds_of_contributions():
     huge = (WithoutReplacement(n, size=2**40) for n in ("a", "b", "c"))
     with pytest.raises(ValueError, match=r"exceeds 2\*\*53"):
         contributions(MultistageSampling(*huge), clip=3)
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+def test_the_children_drawn_of_a_given_unit_are_those_of_the_largest(relation):
+    """Enumerates all draws of the children of all units of the tree."""
+    tree = Population.from_sizes([[4, 2, 3], [4, 5], [], [1, 0]])
+    sizes = [[4], [3, 2, 0, 2], [4, 2, 3, 4, 5, 1, 0]]
+    for size in range(1, 7):
+        given = {"size": size, "population": 2, "population_is_exact": True}
+        poisson = {"sampling_probability": 0.1, "population": 2}
+        for level, children in enumerate(sizes):
+            names = ("a", "b", "c")
+            fixed = MultistageSampling(*(WithoutReplacement(n, **given) for n in names))
+            varied = MultistageSampling(*(Poisson(n, **poisson) for n in names))
+            draws = [itertools.combinations(range(n), min(size, n)) for n in children]
+            drawn = max(len(draw) for every in draws for draw in every)
+            for sampling, most in ((fixed, drawn), (varied, max(children))):
+                found = most_children_drawn(sampling, tree, level, relation)
+                assert found == most
+                assert found.dtype == np.int64
 
 
 def test_a_unit_that_joins_may_be_larger_than_the_present_ones():

@@ -153,8 +153,9 @@ def test_extreme_settings():
     for method in ("exact", "pld", "rdp"):
         for nothing in (release([0.0], [1.0], 1.0), release([1.0], [1.0], 0.0)):
             assert jde.epsilon(nothing, method=method, **run) == 0
-        bare = jde.GaussianMixtureRelease([0.0, 1.0], [0.5, 0.5], standard_deviation=0)
-        assert np.isinf(jde.epsilon(bare, method=method, **run))
+        for norms in ([0.0, 1.0], [1.0, 2.0]):
+            bare = jde.GaussianMixtureRelease(norms, [0.5, 0.5], standard_deviation=0)
+            assert np.isinf(jde.epsilon(bare, method=method, **run))
     never = jde.GaussianMixtureRelease([0.0, 0.0], [0.5, 0.5], standard_deviation=0)
     assert jde.epsilon(never, **run) == 0
     zeroed = release([1.0], [1.0], 0.5, neighboring_relation="zero_out")

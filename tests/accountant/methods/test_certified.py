@@ -7,6 +7,8 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import binom, norm
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
@@ -164,6 +166,26 @@ def test_extreme_settings_keep_renyis_bound(kind, rate, inner, noise, steps, log
     lower, upper = pld_bounds(epsilon_at(log_delta), run)
     bound, _ = rdp_bound(epsilon_at(log_delta), run)
     assert 0 <= lower <= upper <= bound * (1 + 1e-12)
+
+
+def test_with_little_noise_the_number_of_draws_decides():
+    """With k draws in total the loss is normal with mean near k (s²/2 + log p)."""
+    rate, noise, steps, delta = 0.1, 1e-3, 10, 1e-5
+    shift = 1 / noise
+    drawn = np.arange(1, steps + 1)
+    mean = drawn * (0.5 * shift**2 + math.log(rate))
+    mean = mean + (steps - drawn) * math.log1p(-rate)
+
+    def excess(epsilon):
+        tail = norm.sf((epsilon - mean) / (shift * np.sqrt(drawn)))
+        return float(binom.pmf(drawn, steps, rate) @ tail) - delta
+
+    # Up to a nat or two because of the payoff 1 - e^(epsilon - loss).
+    truth = brentq(excess, 1.0, steps * shift**2)
+    run = one_run("sampled", steps, rate=rate, noise=noise)
+    lower, upper = pld_bounds(epsilon_at(math.log(delta)), run)
+    assert lower <= truth * (1 + 1e-6)
+    assert truth * (1 - 1e-6) <= upper <= truth * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("steps, noise", [(1, 1.0), (100, 10.0), (10**12, 1e6)])

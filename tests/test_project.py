@@ -328,10 +328,10 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 68_210,
+    "jaxdp_episodic": 67_770,
     "jaxdp_episodic/accountant/describe": 4_100,
     "jaxdp_episodic/accountant/losses": 5_650,
-    "jaxdp_episodic/accountant/methods": 6_970,
+    "jaxdp_episodic/accountant/methods": 6_930,
     "jaxdp_episodic/accountant/numerics": 3_350,
     "jaxdp_episodic/accountant/questions": 6_440,
     "jaxdp_episodic/accountant/bounds": 2_000,
@@ -354,8 +354,8 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/explore": 525,
     "jaxdp_episodic/tools/cli": 2_595,
     "jaxdp_episodic/files": 1_530,
-    "experiments": 7_700,
-    "tests": 65_900,
+    "experiments": 7_110,
+    "tests": 53_500,
 }
 
 

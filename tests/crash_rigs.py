@@ -116,6 +116,21 @@ def gone_on(run, folder):
     return taken
 
 
+def killed_to_the_end(make, folder, every):
+    """Kills a run and then its resumed ones, ``every`` time, until one ends.
+
+    Returns the last run, its folder, and the number of kills.
+    """
+    for died in range(40):
+        run, left = make(), folder.with_name(f"left {died}")
+        with killed_around_a_commit(every, folder, left) as ends:
+            gone_on(run, folder)
+        if not ends:
+            return run, folder, died
+        folder = left
+    raise AssertionError("it does not end")
+
+
 class Witness:
     """Records noise, charges and releases independently of the run."""
 

@@ -21,6 +21,7 @@ from crash_rigs import (
     ending,
     gone_on,
     killed_around_a_commit,
+    killed_to_the_end,
     run_rig,
     train_until,
 )
@@ -312,15 +313,9 @@ AGAIN = [
 )
 def test_a_run_killed_again_and_again(tmp_path, monkeypatch, whole, kind, seed, every):
     """The resumed runs are killed too, until one ends."""
-    witness, folder = Witness(monkeypatch), tmp_path / "run"
-    for died in range(40):
-        run, left = KINDS[kind](seed=seed), tmp_path / str(died)
-        with killed_around_a_commit(every, folder, left) as ends:
-            gone_on(run, folder)
-        if not ends:
-            break
-        folder = left
-    assert died > 1 and not ends
+    witness, made = Witness(monkeypatch), functools.partial(KINDS[kind], seed=seed)
+    run, folder, died = killed_to_the_end(made, tmp_path / "run", every)
+    assert died > 1
     if seed is None:
         assert witness.complaints([folder], steps_of(kind), crashes=died) == []
     else:

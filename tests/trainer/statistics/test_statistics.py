@@ -1,12 +1,14 @@
 """Private statistics: sensitivities by enumeration, the metric, a run that resumes."""
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from crash_rigs import Witness, killed_to_the_end
 from jaxdp_episodic.accountant.questions.budget import (
     PrivacyBudget,
     SpentAhead,
@@ -607,6 +609,24 @@ def test_resume_is_bit_exact(tmp_path, interrupted_after):
     assert_same(whole, rest)
     content = read_ledger(tmp_path / "parts" / "run.sqlite")
     assert [count for _, count in content.groups] == [1, 1, 1, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, None])
+def test_killed_again_and_again_each_sum_is_charged_and_released_once(
+    tmp_path, monkeypatch, seed
+):
+    witness = Witness(monkeypatch)
+    make = functools.partial(run, seed=seed)
+    last, folder, died = killed_to_the_end(make, tmp_path / "run", 14)
+    assert died > 1
+    assert [count for _, count in read_ledger(folder).groups] == [1, 1, 1, 4]
+    if seed is None:
+        assert witness.complaints([folder], 7, crashes=died) == []
+    else:
+        whole = run()
+        whole.train(tmp_path / "whole")
+        assert_same(whole, last)
 
 
 def test_statistics_must_be_those_of_the_budget():

@@ -269,6 +269,9 @@ OF_PEOPLE = tree_step(
     privacy_unit="person",
     people=jde.PersonBounds(classes=2, examples=1),
 )
+WITH_COPIES = dataclasses.replace(
+    OF_PEOPLE, privacy_unit="original", people=jde.PersonBounds(examples=1, classes=4)
+)
 COUNTED = dataclasses.replace(QUIET, population=classes().population)
 ZEROED = dataclasses.replace(QUIET, neighboring_relation="zero_out")
 
@@ -277,11 +280,14 @@ ZEROED = dataclasses.replace(QUIET, neighboring_relation="zero_out")
     ("runs", "checks", "error", "message"),
     [
         (quotas_of(COUNTED), (), ValueError, "uses private sizes"),
-        (
-            quotas_of(OF_PEOPLE, OF_PEOPLE, apart=True),
-            ("check",),
-            NotImplementedError,
-            "people and copies of an",
+        *(
+            (
+                quotas_of(step, step, apart=True),
+                ("check",),
+                NotImplementedError,
+                "people and copies of an",
+            )
+            for step in (OF_PEOPLE, WITH_COPIES)
         ),
         (quotas_of(QUIET) * 2, (), ValueError, "each option must be in one run"),
         (quotas_of(QUIET), ("step",), ValueError, "got checks only"),

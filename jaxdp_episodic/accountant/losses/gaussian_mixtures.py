@@ -165,27 +165,27 @@ class MixtureLoss(GaussianLoss, Nodes):
         def joined(*a: Array) -> Array:
             return xp.concatenate(a, axis=-1)
 
-        cut, height = (joined(a, a) for a in (rule.log_cut, rule.height))
-        first = 1 - rule.backward
+        first, many = 1 - rule.backward, len(halves)
         above = whole = joined(first, 1 - first)
-        if len(halves) == 1:
-            halves, whole = halves * 2, 1 + 0 * above
-            above = joined(1 + 0 * first, 0 * first)
+        if many == 1:
+            whole, above = 1 + 0 * first, joined(1 + 0 * first, 0 * first)
+        cut, height = (joined(*[a] * many) for a in (rule.log_cut, rule.height))
         rows = max(len(half.centers) for half in halves)
         sheet = Sheet(*map(joined, *(half.sheet(rows) for half in halves)))
         path = sheet.path(whole, rule._replace(log_cut=cut, height=height))
-        parts = xp.split(path[0][0][:, -1], 2, axis=-1)
+        parts = xp.split(path[0][0][:, -1], many, axis=-1)
         ends = (half.log_parts(x) for half, x in zip(halves, parts, strict=True))
+        given = *path, tuple(map(joined, *ends))
+        both = (tuple(joined(*[a] * (3 - many)) for a in pair) for pair in given)
 
         def finish(x: Pair, element: Pair, y: Pair, base: Pair, end: Pair) -> LossNodes:
-            re, im = log_normal(x)
-            density = re + base[0], im + base[1]
+            density = tuple(a + b for a, b in zip(log_normal(x), base, strict=True))
             # Losses below 0 are above `Sheet.most` everywhere: `exchanged_moments`.
-            end_loss = xp.where(above > 0, end[0], -sheet.most)
+            end_loss = xp.where(above > 0, end[0], -joined(*[sheet.most] * (3 - many)))
             log_weight = end[1] + LOG_SQRT_2PI + above * end[0]
             return two_sided(y, density, element, above, log_weight, end_loss)
 
-        return map_first(finish, *path, tuple(map(joined, *ends)))
+        return map_first(finish, *both)
 
     def largest_node(self, log_cut: np.ndarray) -> np.ndarray:
         """See `Nodes`: the loss beyond the ends of paths, with a margin."""

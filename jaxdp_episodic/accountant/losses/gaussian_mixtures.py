@@ -179,7 +179,7 @@ class MixtureLoss(GaussianLoss, Nodes):
         both = (tuple(joined(*[a] * (3 - many)) for a in pair) for pair in given)
 
         def finish(x: Pair, element: Pair, y: Pair, base: Pair, end: Pair) -> LossNodes:
-            density = tuple(a + b for a, b in zip(log_normal(x), base, strict=True))
+            density: Any = tuple(map(xp.add, log_normal(x), base))
             # Losses below 0 are above `Sheet.most` everywhere: `exchanged_moments`.
             end_loss = xp.where(above > 0, end[0], -joined(*[sheet.most] * (3 - many)))
             log_weight = end[1] + LOG_SQRT_2PI + above * end[0]

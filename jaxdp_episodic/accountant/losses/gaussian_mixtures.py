@@ -180,9 +180,8 @@ class MixtureLoss(GaussianLoss, Nodes):
 
         def finish(x: Pair, element: Pair, y: Pair, base: Pair, end: Pair) -> LossNodes:
             density: Any = tuple(map(xp.add, log_normal(x), base))
-            # Losses below 0 are above `Sheet.most` everywhere: `exchanged_moments`.
-            end_loss = xp.where(above > 0, end[0], -joined(*[sheet.most] * (3 - many)))
             log_weight = end[1] + LOG_SQRT_2PI + above * end[0]
+            end_loss = (2 * above - 1) * end[0]
             return two_sided(y, density, element, above, log_weight, end_loss)
 
         return map_first(finish, *both)
@@ -252,7 +251,6 @@ class ZeroedGaussianLoss(MixtureLoss):
     inner_rate: Array  # r in [0, 1], of the privacy unit if the clip unit is sampled
     shift: Array  # s >= 0, the clip norm over the noise
     is_symmetric: ClassVar[bool] = False
-    nodes_exchange: ClassVar[bool] = True
 
     def halves(self, rate: Array, inner_rate: Array, shift: Array) -> tuple[Half, Half]:
         """See `MixtureLoss`."""
@@ -278,7 +276,6 @@ class GaussianMixtureLoss(MixtureLoss):
     shifts: tuple[Array, ...]  # each > 0, ascending
     log_weights: tuple[Array, ...]  # of the w_i, which add up to 1
     is_symmetric: ClassVar[bool] = False
-    nodes_exchange: ClassVar[bool] = True
     padding: ClassVar[dict[str, float]] = {"shifts": 1.0, "log_weights": -np.inf}
 
     @property

@@ -262,7 +262,10 @@ def _is_at_most(run: ComposedSteps, option: Any) -> bool:
 
 FORMAT = "jaxdp-episodic book"
 VERSION = 1
-TRAIN, TUNE, QUERY = _WHATS = ("train", "tune", "query")
+TRAIN = "train"
+TUNE = "tune"
+QUERY = "query"
+_WHATS = (TRAIN, TUNE, QUERY)
 _MOST_NAME = 200  # characters of a run's title
 _MOST_BYTES = 2**26  # of a record; enough for a population of millions of units
 

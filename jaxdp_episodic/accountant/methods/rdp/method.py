@@ -40,6 +40,8 @@ NEAR = 3.0
 _ROUNDING = 1e-12  # rounding error of the profiles' logarithms, nats
 # Number of profiles below which NumPy computes them: compiling them takes 0.3 to 1 s.
 _FEW_PROFILES = 8192
+# The same of moments, which take 2 to 4 s to compile; so many take NumPy 0.1 s.
+_FEW_MOMENTS = 1024
 
 
 def at_most_total_variation(
@@ -132,10 +134,9 @@ def rdp_bound(
 
 
 def bounding_few(
-    settings: int, least: int = 1024
+    settings: int, least: int = _FEW_MOMENTS
 ) -> contextlib.AbstractContextManager[None]:
     """Uses NumPy for bounds that help another method, if they are few."""
-    # Compiling moments takes 2 to 4 s of CPU; this many settings take 0.1 s.
     few = settings < least
     return using_choice("numpy") if few else contextlib.nullcontext()
 

@@ -40,8 +40,6 @@ NEAR = 3.0
 _ROUNDING = 1e-12  # rounding error of the profiles' logarithms, nats
 # Number of profiles below which NumPy computes them: compiling them takes 0.3 to 1 s.
 _FEW_PROFILES = 8192
-# The same of moments, which take 2 to 4 s to compile; so many take NumPy 0.1 s.
-_FEW_MOMENTS = 1024
 
 
 def at_most_total_variation(
@@ -134,9 +132,10 @@ def rdp_bound(
 
 
 def bounding_few(
-    settings: int, least: int = _FEW_MOMENTS
+    settings: int, least: int = _KERNEL.least
 ) -> contextlib.AbstractContextManager[None]:
     """Uses NumPy for bounds that help another method, if they are few."""
+    # Compiling moments takes 2 to 4 s of CPU; so many settings take NumPy 0.1 s.
     few = settings < least
     return using_choice("numpy") if few else contextlib.nullcontext()
 

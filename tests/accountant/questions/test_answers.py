@@ -93,27 +93,25 @@ class TestReferenceTables:
             truth = moments.rdp_from_log_moment(log_moment, float(alpha))
             assert value == pytest.approx(row["num_steps"] * truth, rel=1e-10, abs=0)
 
-    @pytest.mark.parametrize("row", TABLES["published"]["epsilon_rdp"])
-    def test_published_epsilon_by_rdp(self, row):
-        step = poisson_step(row["sampling_probability"], row["noise_multiplier"])
-        actual = rdp_epsilon(step, delta=row["delta"], num_steps=row["num_steps"])
-        assert actual <= row["epsilon"] + 1e-4
-        assert actual >= 0.98 * row["epsilon"]
-
-    @pytest.mark.parametrize("row", TABLES["published"]["epsilon_tight"])
-    def test_never_below_the_tight_epsilon(self, row):
-        step = poisson_step(row["sampling_probability"], row["noise_multiplier"])
-        actual = rdp_epsilon(step, delta=row["delta"], num_steps=row["num_steps"])
-        assert actual >= row["epsilon"] - row.get("atol", 0.0)
+    @pytest.mark.parametrize("kind", ["epsilon_rdp", "epsilon_tight"])
+    def test_published_epsilons(self, kind):
+        for row in TABLES["published"][kind]:
+            step = poisson_step(row["sampling_probability"], row["noise_multiplier"])
+            found = rdp_epsilon(step, delta=row["delta"], num_steps=row["num_steps"])
+            if kind == "epsilon_rdp":
+                assert 0.98 * row["epsilon"] <= found <= row["epsilon"] + 1e-4, row
+            else:
+                assert found >= row["epsilon"] - row.get("atol", 0.0), row
 
     @pytest.mark.parametrize("row", TABLES["multistage_epsilon"])
     def test_multistage_epsilon(self, row):
-        actual = rdp_epsilon(
-            table_step(row), delta=row["delta"], num_steps=row["num_steps"]
-        )
-        # The table has the tight epsilon, rounded to nine digits.
-        assert actual >= row["epsilon"] - 1e-8
-        assert actual <= 1.65 * row["epsilon"]
+        """The table has the tight epsilon, rounded to nine digits."""
+        step, tight = table_step(row), row["epsilon"]
+        run = {"num_steps": row["num_steps"], "delta": row["delta"]}
+        assert tight - 1e-8 <= rdp_epsilon(step, **run) <= 1.65 * tight
+        found, info = jde.epsilon(step, **run, return_info=True)
+        assert not info.is_certified_bound and info.error <= 1e-6 * found
+        assert found == pytest.approx(tight, rel=1e-7)
 
 
 FULL_PARTICIPATION = [
@@ -126,13 +124,12 @@ FULL_PARTICIPATION = [
 ]
 
 
-class TestRateOne:
-    @pytest.mark.parametrize(("step", "sensitivity"), FULL_PARTICIPATION)
-    def test_rdp_is_the_gaussian_mechanisms(self, step, sensitivity):
-        for noise in (1e-6, 1.5, 1e6):
-            step = dataclasses.replace(step, noise_multiplier=noise)
-            expected = gaussian_rdp(sensitivity, noise)(ORDERS)
-            np.testing.assert_allclose(jde.rdp(step, ORDERS), expected, rtol=1e-10)
+@pytest.mark.parametrize(("step", "sensitivity"), FULL_PARTICIPATION)
+def test_rdp_at_rate_one_is_the_gaussian_mechanisms(step, sensitivity):
+    for noise in (1e-6, 1.5, 1e6):
+        step = dataclasses.replace(step, noise_multiplier=noise)
+        expected = gaussian_rdp(sensitivity, noise)(ORDERS)
+        np.testing.assert_allclose(jde.rdp(step, ORDERS), expected, rtol=1e-10)
 
 
 def users_in_groups(group, user, clip):
@@ -155,8 +152,7 @@ class TestEnds:
     @pytest.mark.parametrize("step", SILENT.values(), ids=SILENT)
     def test_runs_without_loss(self, step):
         for direction in ("forward", "backward", "both"):
-            values = jde.rdp(step, ORDERS, direction=direction)
-            np.testing.assert_array_equal(values, np.zeros_like(ORDERS))
+            np.testing.assert_array_equal(jde.rdp(step, ORDERS, direction=direction), 0)
         assert rdp_epsilon(step, delta=1e-6, num_steps=100) == 0
         assert rdp_epsilon(step, delta=1e-6, num_steps=100, orders=[2.0, 3.0]) == 0
         assert rdp_delta(step, epsilon=0.0, num_steps=100) == 0
@@ -203,107 +199,69 @@ class TestEnds:
 
 
 STEP = poisson_step(0.1, 1.0)
-SHARE, NAN = r"must lie in \[0, 1\], got {}", "must not be NaN"
-WHOLE = "must be a whole number >= {} .*got {{}}"
-# A question of one argument; invalid values of it, and what the message says.
-ASK = {
-    "sampling_probability": (
-        lambda v: poisson_step(v, 1.0),
-        {SHARE: (-0.1, 1.1), NAN: (np.nan,), ".*got 2.0 at index": ([0.1, 2.0],)},
+RUN = {"delta": 1e-6, "num_steps": 1}
+SHARES = r"must lie in \[0, 1\], got"
+INVALID = [
+    (lambda: poisson_step(1.1, 1.0), f"sampling_probability {SHARES} 1.1"),
+    (lambda: poisson_step(np.nan, 1.0), "sampling_probability must not be NaN"),
+    (lambda: fixed_size_step(2.5, 9, 1.0), "size must be a whole number >= 1.*got 2.5"),
+    (lambda: poisson_step(0.1, -1.0), "noise_multiplier must be >= 0, got -1.0"),
+    (lambda: poisson_step(0.1, np.nan), "noise_multiplier must not be NaN"),
+    (lambda: ask(delta=-1e-6), f"delta {SHARES} -1e-06"),
+    (lambda: ask(delta=np.nan), "delta must not be NaN"),
+    (lambda: ask(num_steps=1.5), "num_steps must be a whole number >= 0.*got 1.5"),
+    (lambda: ask(num_steps=None), "num_steps must be a whole number >= 0, got None"),
+    (lambda: rdp_delta(STEP, epsilon=-0.1, num_steps=1), "epsilon must be >= 0"),
+    (lambda: rdp_delta(STEP, epsilon=np.nan, num_steps=1), "epsilon must not be NaN"),
+    (lambda: ask(orders=[2.0, 1.0]), "orders must be > 1.*got 1.0 at index"),
+    (lambda: ask(orders=[np.nan]), "orders must not be NaN"),
+    (lambda: ask(orders=[[2.0, 3.0]]), "orders must be a 1-d array"),
+    (lambda: jde.rdp(STEP, 1.0), "orders must be > 1, got 1.0"),
+    (lambda: jde.rdp(STEP, 2.0, direction="x"), "direction must be one of .*got 'x'"),
+    (lambda: ask(method="plb"), "method must be .*'plb'; .* 'pld'"),
+    (lambda: ask(engine="cuda"), "engine must be one of .*got 'cuda'"),
+    (
+        lambda: poisson_step(0.1, 1.0, neighboring_relation="add_or_remove"),
+        "neighboring_relation .*'add_or_remove'",
     ),
-    "size": (
-        lambda v: fixed_size_step(v, 100, 1.0),
-        {WHOLE.format(1): (0, 2.5, np.nan, np.inf)},
+    (
+        lambda: poisson_step(0.1, 1.0, clip_unit="usr"),
+        "clip_unit must be one of .*got 'usr'; did you mean 'user'",
     ),
-    "population": (lambda v: fixed_size_step(1, v, 1.0), {WHOLE.format(1): (0,)}),
-    "noise_multiplier": (
-        lambda v: poisson_step(0.1, v),
-        {"must be >= 0, got {}": (-1.0,), NAN: (np.nan,)},
+    (lambda: poisson_step(0.1, 1.0, privacy_unit="usr"), "privacy_unit must be one of"),
+    (
+        lambda: fixed_size_step(12, 10, 1.0, neighboring_relation="replace_one"),
+        "size must be at most the population, got size=12 of 10",
     ),
-    "delta": (
-        lambda v: rdp_epsilon(STEP, delta=v, num_steps=1),
-        {SHARE: (1.1, -1e-06), NAN: (np.nan,)},
-    ),
-    "num_steps": (
-        lambda v: rdp_epsilon(STEP, delta=1e-6, num_steps=v),
-        {
-            WHOLE.format(0): (-1, 1.5, np.nan, np.inf),
-            "must be a whole number >= 0, got None": (None,),
-        },
-    ),
-    "epsilon": (
-        lambda v: rdp_delta(STEP, epsilon=v, num_steps=1),
-        {"must be >= 0, got {}": (-0.1,), NAN: (np.nan,)},
-    ),
-    "orders": (
-        lambda v: rdp_epsilon(STEP, delta=1e-6, num_steps=1, orders=v),
-        {
-            "must be > 1.*got 1.0 at index": ([2.0, 1.0],),
-            NAN: ([np.nan],),
-            "must be a 1-d array": (2.0, [], [[2.0, 3.0]]),
-        },
-    ),
-}
+    (lambda: poisson_step([0.1, 0.2], np.ones(3)), "do not broadcast.*noise_mult"),
+    (lambda: ask(num_steps=[1, 2], delta=[0.1] * 3), "do not broadcast.*delta"),
+    (lambda: jde.compose(), "at least one"),
+    (lambda: jde.compose((STEP, -1)), "count must be a whole number >= 0"),
+    (lambda: ask(jde.compose((STEP, 3)), num_steps=-1), "num_steps must be a whole"),
+    (lambda: jde.compose(STEP), "pairs"),
+    (lambda: ask(STEP.sampling), "step must be a GaussianStep"),
+    (lambda: ask(delta="0.1"), "delta must be a number .*got '0.1'"),
+    (lambda: ask(orders=True), "orders must be a number .*got True"),
+    (lambda: ask(engine=3), "engine must be a name or None, got 3"),
+    (lambda: poisson_step(0.1, 1.0, clip_unit=1), "clip_unit must be one of .*got 1"),
+]
 
 
-class TestBadInputs:
-    @pytest.mark.parametrize(
-        ("name", "message", "value"),
-        [
-            (name, message.format(value), value)
-            for name, (_, bad) in ASK.items()
-            for message, values in bad.items()
-            for value in values
-        ],
-    )
-    def test_invalid_numbers_are_refused(self, name, message, value):
-        with pytest.raises(ValueError, match=f"{name} {message}"):
-            ASK[name][0](value)
+def ask(step=STEP, **changed):
+    return rdp_epsilon(step, **{**RUN, **changed})
 
-    @pytest.mark.parametrize("name", ASK)
-    def test_other_types_are_refused(self, name):
-        for value in (True, "0.1"):
-            match = f"{name} must be a number .*got {value!r}"
-            with pytest.raises(TypeError, match=match):
-                ASK[name][0](value)
 
-    def test_orders_at_the_ends_of_the_grid_are_warned_of(self):
-        for orders in ([2.0, 2.5, 3.0], [50.0, 60.0, 70.0]):
-            with pytest.warns(UserWarning, match="first or the last of `orders`"):
-                rdp_epsilon(STEP, delta=1e-6, num_steps=100, orders=orders)
-        rdp_epsilon(STEP, delta=1e-6, num_steps=100, orders=range(2, 70))
+@pytest.mark.parametrize(("call", "message"), INVALID, ids=range(len(INVALID)))
+def test_invalid_arguments_are_refused(call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
 
-    @pytest.mark.parametrize("field", ["clip_unit", "privacy_unit"])
-    def test_unknown_level(self, field):
-        message = f"{field} must be one of .*got 'usr'; did you mean 'user'"
-        with pytest.raises(ValueError, match=message):
-            poisson_step(0.1, 1.0, **{field: "usr"})
-        with pytest.raises(TypeError, match=f"{field} must be one of .*got 1"):
-            poisson_step(0.1, 1.0, **{field: 1})
 
-    def test_unknown_choices(self):
-        with pytest.raises(ValueError, match="direction must be one of .*'forwards'"):
-            jde.rdp(STEP, 2.0, direction="forwards")
-        with pytest.raises(ValueError, match="method must be .*'plb'; .* 'pld'"):
-            rdp_epsilon(STEP, delta=1e-6, num_steps=1, method="plb")
-        with pytest.raises(ValueError, match="neighboring_relation .*'add_or_remove'"):
-            poisson_step(0.1, 1.0, neighboring_relation="add_or_remove")
-
-    def test_small_units_are_refused_under_replace_one(self):
-        message = "size must be at most the population, got size=12 of 10"
-        with pytest.raises(ValueError, match=message):
-            fixed_size_step(12, 10, 1.0, neighboring_relation="replace_one")
-
-    def test_shapes_that_do_not_fit(self):
-        with pytest.raises(ValueError, match="do not broadcast.*noise_multiplier"):
-            poisson_step([0.1, 0.2], [1.0, 2.0, 3.0])
-        with pytest.raises(ValueError, match="do not broadcast.*delta"):
-            rdp_epsilon(poisson_step([0.1, 0.2], 1.0), delta=[0.1] * 3, num_steps=1)
-
-    def test_other_types_than_steps_are_refused(self):
-        for wrong in (None, "step", STEP.sampling):
-            with pytest.raises(TypeError, match="step must be a GaussianStep"):
-                jde.rdp(wrong, 2.0)
+def test_orders_at_the_ends_of_the_grid_are_warned_of():
+    for orders in ([2.0, 2.5, 3.0], [50.0, 60.0, 70.0]):
+        with pytest.warns(UserWarning, match="first or the last of `orders`"):
+            ask(num_steps=100, orders=orders)
+    ask(num_steps=100, orders=range(2, 70))
 
 
 def two_level_step(noise):
@@ -346,14 +304,6 @@ class TestComposition:
         alone = rdp_epsilon(STEP, delta=1e-6, num_steps=3 * times)
         np.testing.assert_allclose(several, alone, rtol=1e-12)
         assert rdp_epsilon(run, delta=1e-6) == several[1]
-        with pytest.raises(ValueError, match="num_steps must be a whole number"):
-            rdp_epsilon(run, delta=1e-6, num_steps=-1)
-        with pytest.raises(ValueError, match="at least one"):
-            jde.compose()
-        with pytest.raises(TypeError, match="pairs"):
-            jde.compose(STEP)
-        with pytest.raises(ValueError, match="count must be a whole number >= 0"):
-            jde.compose((STEP, -1))
 
 
 class TestBatches:
@@ -396,38 +346,30 @@ PART = jde.ApproximateDP(0.3, 1e-7)
 
 
 @pytest.mark.parametrize("method", ["exact", "pld", "rdp"])
-def test_delta_zero_and_one(method):
-    def ask(step, steps):
-        return jde.epsilon(step, delta=[0.0, 1.0], num_steps=steps, method=method)
+def test_ends_of_targets(method):
+    def epsilons(step, steps):
+        deltas = [0.0, 1e-5, 1.0]
+        return jde.epsilon(step, delta=deltas, num_steps=steps, method=method)
 
-    np.testing.assert_array_equal(ask(STEP, 10), [np.inf, 0])
-    np.testing.assert_array_equal(ask(BARE, 10), [np.inf, 0])
-    np.testing.assert_array_equal(ask(NEVER, 10), [0, 0])
-    np.testing.assert_array_equal(ask(STEP, 0), [0, 0])
-    np.testing.assert_array_equal(ask(PART, 10), [np.inf, 0])
-    np.testing.assert_allclose(ask(LAPLACE, 10), [5.0, 0], rtol=2e-12)
-    np.testing.assert_allclose(ask(jde.ApproximateDP(0.3), 10), [3.0, 0], rtol=2e-12)
-
-
-@pytest.mark.parametrize("method", ["exact", "pld", "rdp"])
-def test_delta_at_infinite_epsilon(method):
-    def ask(step, steps):
-        return jde.delta(step, epsilon=np.inf, num_steps=steps, method=method)
-
-    assert ask(STEP, 10) == 0
-    assert ask(BARE, 10) == 1
-    assert ask(BARE, 0) == 0
-    assert ask(LAPLACE, 10) == 0
-    assert ask(PART, 10) == pytest.approx(1e-6, rel=1e-6)
-    assert ask(PART, 10) >= -np.expm1(10 * np.log1p(-1e-7))
-
-
-@pytest.mark.parametrize("method", ["exact", "pld", "rdp"])
-def test_delta_of_no_loss_is_zero(method):
+    assert epsilons(STEP, 10)[0] == np.inf > epsilons(STEP, 10)[1] > 0
+    np.testing.assert_array_equal(epsilons(BARE, 10), [np.inf, np.inf, 0])
     for step, steps in ((NEVER, 10), (STEP, 0), (jde.ApproximateDP(0.0), 3)):
-        assert jde.delta(step, epsilon=0.0, num_steps=steps, method=method) == 0
-        assert jde.delta(step, epsilon=2.0, num_steps=steps, method=method) == 0
-    assert jde.delta(LAPLACE, epsilon=5.1, num_steps=10, method=method) == 0
+        np.testing.assert_array_equal(epsilons(step, steps), 0)
+    np.testing.assert_array_equal(epsilons(PART, 10)[::2], [np.inf, 0])
+    for step, largest in ((LAPLACE, 5.0), (jde.ApproximateDP(0.3), 3.0)):
+        found = epsilons(step, 10)[::2]
+        np.testing.assert_allclose(found, [largest, 0], rtol=2e-12)
+
+    def delta(step, epsilon, steps=10):
+        return jde.delta(step, epsilon=epsilon, num_steps=steps, method=method)
+
+    assert delta(STEP, np.inf) == delta(BARE, np.inf, 0) == delta(LAPLACE, np.inf) == 0
+    assert delta(BARE, np.inf) == delta(BARE, 1.0) == 1
+    assert delta(PART, np.inf) == pytest.approx(1e-6, rel=1e-6)
+    assert delta(PART, np.inf) >= -np.expm1(10 * np.log1p(-1e-7))
+    for step, steps in ((NEVER, 10), (STEP, 0), (jde.ApproximateDP(0.0), 3)):
+        assert delta(step, 0.0, steps) == delta(step, 2.0, steps) == 0
+    assert delta(LAPLACE, 5.1) == 0
 
 
 def test_intervals_at_the_ends():
@@ -449,8 +391,6 @@ def test_order_infinity_is_the_largest_loss():
     assert np.isinf(jde.rdp(BARE, np.inf))
     assert jde.rdp(NEVER, np.inf) == 0
     assert jde.rdp(LAPLACE, [2.0, np.inf]).shape == (2,)
-    with pytest.raises(ValueError, match="orders must be > 1, got 1.0"):
-        jde.rdp(STEP, 1.0)
 
 
 def test_engines_by_name():
@@ -458,10 +398,6 @@ def test_engines_by_name():
         jde.privacy_profile(STEP, [0.5, 2.0], engine=e) for e in ("numpy", "jax", None)
     ]
     np.testing.assert_allclose(values, values[:1] * 3, rtol=1e-12)
-    with pytest.raises(ValueError, match="engine must be one of .*got 'cuda'"):
-        jde.rdp(STEP, 3.0, engine="cuda")
-    with pytest.raises(TypeError, match="engine must be a name or None, got 3"):
-        jde.rdp(STEP, 3.0, engine=3)
 
 
 # --- Epsilon just below the largest loss ---

@@ -8,7 +8,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
-from designs import LEVELS, grouped, poisson, poisson_step
+from designs import LEVELS, difference, grouped, poisson, poisson_step
 from jaxdp_episodic.accountant.questions.gradients import _fields, scale_of
 from jaxdp_episodic.accountant.questions.gradients import difference as slope_of
 from oracles import allocation
@@ -30,13 +30,6 @@ def episodic(noise, *rates):
 def of_classes(noise, rate):
     examples = jde.WithoutReplacement("example", size=3, population=20)
     return grouped(noise, rate, examples)
-
-
-def difference(function, x, step=1e-3):
-    """A central difference of fourth order, with a relative step."""
-    h = step * x
-    near, far = function(x + h) - function(x - h), function(x + 2 * h)
-    return (8 * near - (far - function(x - 2 * h))) / (12 * h)
 
 
 def of_steps(make, count):

@@ -183,14 +183,6 @@ def seen(looks):
     return shared_epoch(BINS, 4, looks)[0]
 
 
-def test_copies_that_diverge_between_epochs_have_separate_epochs(tmp_path):
-    run = new_run(tmp_path / "run", BINS, num_steps=8)
-    left, right = (copied(run, name, 4) for name in ("left", "right"))
-    assert read_ledgers([left, right]).run_charged() == (BINS, 16)
-    later = copied(run, "later", 6)  # charged 8
-    assert read_ledgers([left, later]).run_charged() == (BINS, 20)
-
-
 @pytest.mark.slow
 def test_copies_that_diverge_within_an_epoch_share_it(tmp_path, answer):
     run = new_run(tmp_path / "run", BINS, num_steps=6)
@@ -213,26 +205,27 @@ def test_copies_that_diverge_within_an_epoch_share_it(tmp_path, answer):
         assert counts(order) == {BINS: 8, seen(2): 8}
 
 
-def test_an_epoch_continued_by_one_copy_counts_once(tmp_path):
-    run = new_run(tmp_path / "run", BINS, num_steps=6)
-    older = copied(run, "older", 0)
-    gone_on(run, 6)
-    assert read_ledgers([run, older]).run_charged() == (BINS, 12)
-
-
-def test_the_planned_end_of_an_epoch_is_kept_by_copies(tmp_path):
-    run = new_run(tmp_path / "run", BINS, num_steps=9, planned=10)
-    left, right = (copied(run, name, 1) for name in ("left", "right"))
-    assert counts([left, right]) == {BINS: 8, seen(2): 2}
-    # Beyond the plan whole epochs are charged.
-    gone_on(left, 1)
-    assert counts([left, right]) == {BINS: 8, seen(2): 4}
-
-
-def test_the_order_of_shuffled_epochs_does_not_matter(tmp_path):
-    run = new_run(tmp_path / "run", SHUFFLED, num_steps=6)
-    left, right = (copied(run, name, 1) for name in ("left", "right"))
-    assert counts([left, right]) == {SHUFFLED: 12}
+@pytest.mark.parametrize(
+    ("step", "common", "further", "expected"),
+    [
+        # Between epochs each copy has epochs of its own.
+        (BINS, 8, (4, 4), {BINS: 16}),
+        (BINS, 8, (4, 6), {BINS: 20}),
+        # An epoch that one copy continued counts once.
+        (BINS, 6, (0, 6), {BINS: 12}),
+        # The planned end, 10 steps, is kept; beyond it whole epochs are charged.
+        (BINS, 9, (1, 1), {BINS: 8, seen(2): 2}),
+        (BINS, 9, (2, 1), {BINS: 8, seen(2): 4}),
+        # In shuffled epochs the order does not matter.
+        (SHUFFLED, 6, (1, 1), {SHUFFLED: 12}),
+    ],
+    ids=["between", "later", "continued", "planned", "beyond", "shuffled"],
+)
+def test_copies_of_a_run_of_epochs(tmp_path, step, common, further, expected):
+    planned = 10 if common == 9 else 50
+    run = new_run(tmp_path / "run", step, num_steps=common, planned=planned)
+    names = zip(("left", "right"), further, strict=True)
+    assert counts([copied(run, *name) for name in names]) == expected
 
 
 @pytest.mark.parametrize("unit", ["user", "example"])

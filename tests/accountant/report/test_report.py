@@ -43,31 +43,9 @@ def epsilon_alone(step, sizes, num_steps):
         else level
         for level, size in zip(step.sampling.levels, sizes, strict=True)
     ]
-    alone = jde.GaussianStep(
-        jde.MultistageSampling(*levels),
-        noise_multiplier=step.noise_multiplier,
-        clip_unit=step.clip_unit,
-        neighboring_relation=step.neighboring_relation,
-        small_units=step.small_units,
-    )
+    sampling = jde.MultistageSampling(*levels)
+    alone = dataclasses.replace(step, sampling=sampling, population=None)
     return rdp_epsilon(alone, num_steps=num_steps, delta=DELTA)
-
-
-def over_units(report):
-    """The distribution of a report, which must have one."""
-    assert report.distribution is not None
-    return report.distribution
-
-
-def unit_epsilons(report):
-    values = over_units(report).unit_epsilons
-    assert values is not None
-    return values
-
-
-def worst_units(report):
-    assert report.worst_path.units is not None
-    return report.worst_path.units
 
 
 def one_level(scheme, **fields):
@@ -110,7 +88,7 @@ def test_a_level_without_a_theorem_has_a_reason():
     assert "not covered" in str(report)
 
 
-def test_episodes_are_no_privacy_unit():
+def test_reports_of_episodes():
     design = jde.GroupedClasses(
         num_classes=100,
         ways=5,
@@ -119,12 +97,21 @@ def test_episodes_are_no_privacy_unit():
     )
     step = jde.GaussianStep(design, noise_multiplier=1.0)
     report = rdp_report(step, num_steps=10, delta=DELTA)
+    # Episodes are no privacy unit.
     assert list(report.epsilon_by_level) == ["class", "example"]
     assert float(report.epsilon_by_level["class"]) > report.epsilon
     assert report.distribution is None
     assert report.worst_path.units is None and report.worst_path.num_units is None
     assert report.worst_path.rates == ({"episode": 0.1, "class": 1.0, "example": 0.2},)
     assert any("partition" in text for text in report.preconditions)
+    # Independent episodes include a unit once or more.
+    design = jde.IndependentEpisodes(
+        jde.WithoutReplacement("class", size=1, population=4), num_episodes=3
+    )
+    step = jde.GaussianStep(design, noise_multiplier=1.0)
+    report = rdp_report(step, num_steps=1, delta=DELTA)
+    assert report.worst_path.inclusion_rate == pytest.approx(1 - 0.75**3, rel=1e-12)
+    assert list(report.epsilon_by_level) == ["class"]
 
 
 # --- Over all units ---
@@ -142,11 +129,11 @@ def test_each_unit_has_the_epsilon_of_its_own_path(clip_unit):
             for pupils in school
         ]
     )
-    np.testing.assert_allclose(unit_epsilons(report), expected, rtol=1e-6, atol=0)
-    assert over_units(report).num_units == expected.size
-    assert over_units(report).num_paths == 9
-    assert over_units(report).rate_rounding == 0
-    quantiles = over_units(report).epsilon_quantiles
+    over_units = report.distribution
+    np.testing.assert_allclose(over_units.unit_epsilons, expected, rtol=1e-6, atol=0)
+    assert (over_units.num_units, over_units.num_paths) == (expected.size, 9)
+    assert over_units.rate_rounding == 0
+    quantiles = over_units.epsilon_quantiles
     assert list(quantiles) == ["min", "5%", "25%", "50%", "75%", "95%", "max"]
     for name, value in quantiles.items():
         percent = float(name.strip("%").replace("min", "0").replace("max", "100"))
@@ -163,10 +150,10 @@ def test_the_worst_path_is_named_by_ids_and_rates_are_weighted_by_units():
         sampling, noise_multiplier=1.0, clip_unit="class", population=tree
     )
     report = rdp_report(step, num_steps=1, delta=DELTA)
-    rates = over_units(report).inclusion_rate_quantiles
+    rates = report.distribution.inclusion_rate_quantiles
     assert (rates["95%"], rates["max"]) == (1 / 198, 0.5)
-    assert worst_units(report)["class"] == "a"
-    json.dumps(dict(worst_units(report)))
+    assert report.worst_path.units["class"] == "a"
+    json.dumps(dict(report.worst_path.units))
 
 
 def test_of_equal_worst_paths_a_nonempty_one_is_named():
@@ -174,18 +161,8 @@ def test_of_equal_worst_paths_a_nonempty_one_is_named():
     tree = jde.Population.from_sizes([[0, 1, 3]], level_names=["school", "class"])
     worst = rdp_report(school_step(population=tree), num_steps=10, delta=DELTA)
     # Three pupils are drawn with certainty, like a single one.
-    assert worst_units(worst) == {"school": 0, "class": 2, "pupil": 1}
+    assert worst.worst_path.units == {"school": 0, "class": 2, "pupil": 1}
     assert worst.worst_path.num_units == 3
-
-
-def test_independent_episodes_include_a_unit_once_or_more():
-    design = jde.IndependentEpisodes(
-        jde.WithoutReplacement("class", size=1, population=4), num_episodes=3
-    )
-    step = jde.GaussianStep(design, noise_multiplier=1.0)
-    report = rdp_report(step, num_steps=1, delta=DELTA)
-    assert report.worst_path.inclusion_rate == pytest.approx(1 - 0.75**3, rel=1e-12)
-    assert list(report.epsilon_by_level) == ["class"]
 
 
 def test_units_that_may_join_count_for_the_worst_path_only():
@@ -195,10 +172,10 @@ def test_units_that_may_join_count_for_the_worst_path_only():
     )
     assert report.worst_path.units == {"school": 1}
     assert report.worst_path.num_units == 0
-    assert over_units(report).num_units == 102
-    assert over_units(report).num_paths == 4
-    assert over_units(report).epsilon_quantiles["max"] < report.epsilon
-    assert unit_epsilons(report).max() < report.epsilon
+    assert report.distribution.num_units == 102
+    assert report.distribution.num_paths == 4
+    assert report.distribution.epsilon_quantiles["max"] < report.epsilon
+    assert report.distribution.unit_epsilons.max() < report.epsilon
     assert "school 1 (empty now)" in str(report)
 
 
@@ -207,9 +184,8 @@ def test_a_tree_of_empty_units():
     report = rdp_report(
         school_step(population=tree), num_steps=10, delta=DELTA, per_unit=True
     )
-    assert over_units(report).num_units == 0
-    assert over_units(report).epsilon_quantiles == {}
-    assert unit_epsilons(report).shape == (0,)
+    assert report.distribution.num_units == 0
+    assert report.distribution.epsilon_quantiles == {}
     assert 0 < report.epsilon < np.inf
     json.dumps(report.to_dict(), allow_nan=False)
     assert "distinct paths" not in str(report)
@@ -218,30 +194,26 @@ def test_a_tree_of_empty_units():
 # --- Many paths ---
 
 
-@pytest.fixture(scope="module")
-def bushy_tree():
+@pytest.mark.parametrize("clip_unit", ["school", "pupil"])
+def test_rounded_rates_err_slightly_upwards(clip_unit, monkeypatch):
     rng = np.random.default_rng(3)
     sizes = [
         rng.integers(20, 900, size=rng.integers(5, 40)).tolist() for _ in range(12)
     ]
-    return jde.Population.from_sizes(sizes)
-
-
-@pytest.mark.parametrize("clip_unit", ["school", "pupil"])
-def test_rounded_rates_err_slightly_upwards(bushy_tree, clip_unit, monkeypatch):
+    bushy_tree = jde.Population.from_sizes(sizes)
     step = school_step(clip_unit, population=bushy_tree)
     ask = {"num_steps": 100, "delta": 1e-9, "per_unit": True}
     exact = rdp_report(step, **ask)
     monkeypatch.setattr(report_module, "_MAX_PATHS", 60)
     rounded = rdp_report(step, **ask)
     assert rounded.epsilon == exact.epsilon
-    share = over_units(rounded).rate_rounding
-    assert over_units(exact).rate_rounding == 0 < share < 1
-    ratio = unit_epsilons(rounded) / unit_epsilons(exact)
+    share = rounded.distribution.rate_rounding
+    assert exact.distribution.rate_rounding == 0 < share < 1
+    ratio = rounded.distribution.unit_epsilons / exact.distribution.unit_epsilons
     assert ratio.min() >= 1 - 1e-7
     # Two rates are rounded, and epsilon grows at most like their product here.
     assert 1 < ratio.max() <= (1 + share) ** 2
-    assert unit_epsilons(rounded).max() <= rounded.epsilon
+    assert rounded.distribution.unit_epsilons.max() <= rounded.epsilon
     assert "rounded up" in str(rounded) and "rounded up" not in str(exact)
 
 
@@ -271,11 +243,11 @@ def test_a_composed_run_has_one_worst_path():
     assert report.num_steps == (100, 300)
     assert report.noise_multipliers == (1.0, 2.0)
     worst = report.worst_path
-    assert worst_units(report)["class"] == 0
+    assert report.worst_path.units["class"] == 0
     assert worst.rates == ({"class": 0.1, "pupil": 0.2}, {"class": 0.1, "pupil": 0.3})
     assert worst.inclusion_rate == pytest.approx(0.1 * (0.2 + 3 * 0.3) / 4, rel=1e-12)
-    assert unit_epsilons(report).shape == (60,)
-    assert len(set(unit_epsilons(report))) == 2
+    assert report.distribution.unit_epsilons.shape == (60,)
+    assert len(set(report.distribution.unit_epsilons)) == 2
 
 
 # --- Warnings, text, dictionary ---
@@ -356,24 +328,19 @@ def test_missing_noise():
     assert document["epsilon"] == "inf"
     assert document["epsilon_by_level"]["pupil"] == {"epsilon": "inf"}
     assert document["distribution"]["epsilon_quantiles"]["max"] == "inf"
-    assert np.isposinf(unit_epsilons(report)).all()
+    assert np.isposinf(report.distribution.unit_epsilons).all()
     assert "inf at delta" in str(report)
 
 
-def test_printed_epsilons_are_rounded_up():
-    report = rdp_report(school_step(), num_steps=100, delta=DELTA)
+def test_text_and_dictionary():
+    report = rdp_report(school_step(), num_steps=100, delta=DELTA, per_unit=True)
     line = next(row for row in str(report).splitlines() if "at delta" in row)
     printed = float(line.split()[1])
-    assert report.epsilon <= printed <= report.epsilon * (1 + 1e-4)
+    assert report.epsilon <= printed <= report.epsilon * (1 + 1e-4)  # rounded up
     assert max(map(len, str(report).splitlines())) <= 88
-
-
-def test_dictionary():
-    report = rdp_report(school_step(), num_steps=100, delta=DELTA, per_unit=True)
     document = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert (document["version"], document["type"]) == (1, "PrivacyReport")
-    assert document["epsilon"] == report.epsilon
-    assert document["num_steps"] == [100]
+    assert (document["epsilon"], document["num_steps"]) == (report.epsilon, [100])
     assert document["worst_path"]["rates"] == [dict(report.worst_path.rates[0])]
     assert len(document["distribution"]["unit_epsilons"]) == 350
     assert document["preconditions"] == list(report.preconditions)
@@ -464,10 +431,9 @@ def test_a_report_of_examples_has_a_persons_epsilon():
     assert whole.worst_path is None and whole.distribution is None
     assert "one person, all examples, in at most 12 classes" in str(whole)
     assert whole.to_dict()["worst_path"] is None
-    for text, of in (("Bounds of people", whole), ("One path", report)):
-        assert sum(text in one for one in of.preconditions) == 1
-        other = report if of is whole else whole
-        assert not any(text in one for one in other.preconditions)
+    for text, expected in (("Bounds of people", (1, 0)), ("One path", (0, 1))):
+        both = (whole.preconditions, report.preconditions)
+        assert tuple(sum(text in one for one in of) for of in both) == expected
 
 
 def test_a_report_of_blocks_says_that_a_smaller_chance_rests_on_bounds():

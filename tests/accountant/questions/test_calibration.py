@@ -52,26 +52,37 @@ DESIGNS: dict[str, dict[str, Any]] = {
 }
 
 
+def noise_at(noise: Any, step: jde.GaussianStep) -> jde.GaussianStep:
+    return dataclasses.replace(step, noise_multiplier=noise)
+
+
 def calibrated_step(design: dict[str, Any], **targets: Any):
     """The calibrated noise of a design, and the step with it."""
     # Its own noise is ignored.
     step = jde.GaussianStep(**design, noise_multiplier=0.7)
     noise = rdp_noise_multiplier(step, **targets)
-    return noise, dataclasses.replace(step, noise_multiplier=noise)
+    return noise, noise_at(noise, step)
 
 
 class TestNoise:
     @pytest.mark.few(2)
     @pytest.mark.parametrize("name", DESIGNS)
-    def test_calibrated_noise_suffices_and_less_does_not(self, name):
+    def test_calibrated_noise_and_steps_are_the_ends(self, name):
+        """Less noise, or one step more, misses the target."""
         epsilon, num_steps = np.array([0.3, 2.0, 9.0]), np.array([[1], [400]])
         noise, step = calibrated_step(
             DESIGNS[name], epsilon=epsilon, delta=DELTA, num_steps=num_steps
         )
         assert noise.shape == (2, 3)
         assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=num_steps) <= epsilon)
-        less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
+        less = noise_at(noise * (1 - STEP_BEYOND), step)
         assert np.all(rdp_epsilon(less, delta=DELTA, num_steps=num_steps) > epsilon)
+        step = noise_at(np.array([0.8, 2.0, 11.0]), step)
+        count = rdp_num_steps(step, epsilon=3.0, delta=DELTA)
+        assert count.dtype == np.int64 and count.shape == (3,)
+        assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=count) <= 3.0)
+        assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=count + 1) > 3.0)
+        assert np.all(np.diff(count) >= 0)
 
     def test_published_figure_of_a_grouped_run(self):
         """5 ways, 64 episodes per step, 4 of 20 examples, 300 steps, (8, 1e-5)."""
@@ -97,35 +108,30 @@ class TestNoise:
     )
     @NEXT_TO_NONE
     def test_far_targets(self, epsilon, delta, num_steps, rate):
+        run = {"delta": delta, "num_steps": num_steps}
         noise, step = calibrated_step(
-            {"sampling": poisson(rate)},
-            epsilon=epsilon,
-            delta=delta,
-            num_steps=num_steps,
+            {"sampling": poisson(rate)}, epsilon=epsilon, **run
         )
         assert 0 < noise < np.inf
-        assert rdp_epsilon(step, delta=delta, num_steps=num_steps) <= epsilon
+        assert rdp_epsilon(step, **run) <= epsilon
 
     @pytest.mark.few(1)
     @pytest.mark.parametrize("sampling", ["poisson", "episodes"])
     def test_the_smallest_where_epsilon_jumps_to_0(self, sampling):
         """As the Rényi bound does at large deltas."""
-        step, epsilon, delta = poisson(0.01), 0.05, 0.01
+        design, epsilon, delta = {"sampling": poisson(0.01)}, 0.05, 0.01
         if sampling == "episodes":
             epsilon, delta = 0.05428, 0.0023573
             task = jde.WithoutReplacement("task", size=1, population=30)
             example = jde.WithoutReplacement("example", size=3, population=20)
-            step = jde.IndependentEpisodes(
-                jde.MultistageSampling(task, example), num_episodes=4
-            )
-        relation = "replace_one" if sampling == "episodes" else "add_remove"
-        step = jde.GaussianStep(
-            step, noise_multiplier=1.0, neighboring_relation=relation
-        )
+            each = jde.MultistageSampling(task, example)
+            design = {
+                "sampling": jde.IndependentEpisodes(each, num_episodes=4),
+                "neighboring_relation": "replace_one",
+            }
         run = {"delta": delta, "num_steps": 1}
-        noise = rdp_noise_multiplier(step, epsilon=epsilon, **run)
-        nearly = dataclasses.replace(step, noise_multiplier=noise * (1 - 1e-6))
-        assert rdp_epsilon(nearly, **run) > epsilon
+        noise, step = calibrated_step(design, epsilon=epsilon, **run)
+        assert rdp_epsilon(noise_at(noise * (1 - 1e-6), step), **run) > epsilon
 
     def test_noise_beside_jumps_is_found(self):
         """A noise is enough and less is not, also where the best order jumps."""
@@ -143,26 +149,7 @@ class TestNoise:
             )
             assert np.all(found >= noise * (1 - 1e-9))
             assert np.all(found <= noise * (1 + 1.01 * tolerance))
-            asked = dataclasses.replace(step, noise_multiplier=found)
-            assert np.all(rdp_epsilon(asked, **run) <= target)
-
-    @pytest.mark.parametrize("tolerance", [1e-8, 0.2, np.nan])
-    def test_tolerances_out_of_range(self, tolerance):
-        with pytest.raises(ValueError, match="tolerance must"):
-            noise_of(tolerance=tolerance)
-
-
-class TestNumSteps:
-    @pytest.mark.few(2)
-    @pytest.mark.parametrize("name", DESIGNS)
-    def test_calibrated_steps_are_the_largest_number(self, name):
-        noise = np.array([0.8, 2.0, 11.0])
-        step = jde.GaussianStep(**DESIGNS[name], noise_multiplier=noise)
-        count = rdp_num_steps(step, epsilon=3.0, delta=DELTA)
-        assert count.dtype == np.int64 and count.shape == (3,)
-        assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=count) <= 3.0)
-        assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=count + 1) > 3.0)
-        assert np.all(np.diff(count) >= 0)
+            assert np.all(rdp_epsilon(noise_at(found, step), **run) <= target)
 
 
 class TestRate:
@@ -259,61 +246,42 @@ class TestRate:
         assert 0 < rate <= 1
 
 
-def noise_of(**changed: Any):
-    targets = {"epsilon": 1.0, "delta": 1e-5, "num_steps": 10, **changed}
+def asking(question: Any, **known: Any) -> Any:
+    """The question with these and other targets, some of them changed."""
     step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
-    return rdp_noise_multiplier(step, **targets)
+    known = {"step": step, "epsilon": 1.0, "delta": 1e-5, **known}
+    return lambda **changed: question(**{**known, **changed})
 
 
-def steps_of(**changed: Any):
-    step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
-    return rdp_num_steps(step, **{"epsilon": 1.0, "delta": 1e-5, **changed})
+noise_of = asking(rdp_noise_multiplier, num_steps=10)
+steps_of = asking(rdp_num_steps)
+rate_of = asking(rdp_rate, num_steps=10, level="user")
+EVERY, OF_STEPS = (noise_of, steps_of, rate_of), (noise_of, rate_of)
+COMPOSED = jde.compose((jde.GaussianStep(poisson(), noise_multiplier=1.0), 3))
 
 
-def rate_of(**changed: Any):
-    step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
-    targets = {"epsilon": 1.0, "delta": 1e-5, "num_steps": 10, "level": "user"}
-    return rdp_rate(step, **{**targets, **changed})
-
-
-class TestBadTargets:
-    @pytest.mark.parametrize("question", [noise_of, steps_of, rate_of])
-    @pytest.mark.parametrize(
-        "changed, error, message",
-        [
-            ({"epsilon": 0}, ValueError, "epsilon must be > 0 and finite, got 0"),
-            ({"epsilon": np.inf}, ValueError, "epsilon must be > 0 and finite"),
-            ({"epsilon": "2"}, TypeError, "epsilon must be a number"),
-            ({"delta": 0}, ValueError, r"delta must lie in \(0, 1\], got 0"),
-            ({"method": "rpd"}, ValueError, "did you mean 'rdp'"),
-        ],
-    )
-    def test_invalid_targets_are_named(self, question, changed, error, message):
-        with pytest.raises(error, match=message):
+@pytest.mark.parametrize(
+    ("questions", "changed", "message"),
+    [
+        (EVERY, {"epsilon": 0}, "epsilon must be > 0 and finite, got 0"),
+        (EVERY, {"epsilon": np.inf}, "epsilon must be > 0 and finite"),
+        (EVERY, {"epsilon": "2"}, "epsilon must be a number"),
+        (EVERY, {"delta": 0}, r"delta must lie in \(0, 1\], got 0"),
+        (EVERY, {"method": "rpd"}, "did you mean 'rdp'"),
+        (EVERY, {"step": COMPOSED}, "step must be a GaussianStep"),
+        (OF_STEPS, {"num_steps": -1}, "num_steps must be a whole number >= 0"),
+        (OF_STEPS, {"epsilon": [1, 2], "delta": [0.1] * 3}, "do not broadcast"),
+        ((noise_of,), {"tolerance": 1e-8}, "tolerance must"),
+        ((noise_of,), {"tolerance": 0.2}, "tolerance must"),
+        ((rate_of,), {"level": "uzer"}, "did you mean 'user'"),
+        ((rate_of,), {"level": 1}, "level must be one of"),
+    ],
+)
+def test_invalid_targets_are_named(questions, changed, message):
+    for question in questions:
+        with pytest.raises((ValueError, TypeError), match=message):
             question(**changed)
         assert question(epsilon=np.zeros(0)).shape == (0,)
-
-    def test_levels_and_steps(self):
-        with pytest.raises(ValueError, match="did you mean 'user'"):
-            rate_of(level="uzer")
-        with pytest.raises(TypeError, match="level must be one of"):
-            rate_of(level=1)
-        run = jde.compose((jde.GaussianStep(poisson(), noise_multiplier=1.0), 3))
-        asked = {"epsilon": 1.0, "delta": 1e-5}
-        for ask in (
-            lambda: rdp_num_steps(run, **asked),
-            lambda: rdp_rate(run, level="user", **asked, num_steps=1),
-            lambda: rdp_noise_multiplier(run, **asked, num_steps=1),
-        ):
-            with pytest.raises(TypeError, match="step must be a GaussianStep"):
-                ask()
-
-    @pytest.mark.parametrize("question", [noise_of, rate_of])
-    def test_num_steps(self, question):
-        with pytest.raises(ValueError, match="num_steps must be a whole number >= 0"):
-            question(num_steps=-1)
-        with pytest.raises(ValueError, match="do not broadcast"):
-            question(epsilon=[1.0, 2.0], delta=[1e-5, 1e-6, 1e-7])
 
 
 @pytest.mark.parametrize(
@@ -366,10 +334,9 @@ def test_noise_found_too_small_is_raised_until_it_suffices(monkeypatch, first):
 
 def test_noise_and_number_of_steps_by_epochs():
     bins = jde.RandomAllocation("user", steps_per_epoch=np.array([4, 25]))
-    step = jde.GaussianStep(bins, noise_multiplier=1.3)
-    noise = rdp_noise_multiplier(step, epsilon=2.0, delta=DELTA, num_steps=50)
-    again = dataclasses.replace(step, noise_multiplier=noise)
-    spent = rdp_epsilon(again, delta=DELTA, num_steps=50)
+    run = {"delta": DELTA, "num_steps": 50}
+    _, step = calibrated_step({"sampling": bins}, epsilon=2.0, **run)
+    spent = rdp_epsilon(step, **run)
     np.testing.assert_allclose(spent, 2.0, rtol=1e-5)
     assert np.all(spent <= 2.0)
     steps = rdp_num_steps(step, epsilon=4.0, delta=DELTA)
@@ -382,15 +349,6 @@ def test_noise_and_number_of_steps_by_epochs():
 
 def coins(rate):
     return jde.GaussianStep(poisson(rate, "e"), noise_multiplier=1.0)
-
-
-def epoch(steps, relation="add_remove"):
-    scheme = jde.RandomAllocation("e", steps_per_epoch=steps)
-    return jde.GaussianStep(scheme, noise_multiplier=1.0, neighboring_relation=relation)
-
-
-def noise_at(noise, step):
-    return dataclasses.replace(step, noise_multiplier=noise)
 
 
 @pytest.mark.few(1)

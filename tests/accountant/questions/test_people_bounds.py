@@ -74,17 +74,14 @@ def _design(family: str, facts: dict[str, Any]) -> tuple[Any, str, dict[str, int
             return design, "episode", bounds
         case "blocks":
             inside = _scheme("example", ("draw", facts["size"]), facts["slots"])
-            return (
-                _blocks(facts["scheme"], inside, 1),
-                "episode",
-                {"examples": facts["hers"]},
-            )
+            design = _blocks(facts["scheme"], inside, 1)
+            return design, "episode", {"examples": facts["hers"]}
         case "episodes_of_a_block":
             inside = _scheme("example", ("draw", 1), facts["slots"])
-            coins = ("coins", facts["p"])
+            coins, hers = ("coins", facts["p"]), {"examples": facts["hers"]}
             if facts["disjoint"]:
-                return _blocks(coins, None, 2), "episode", {}
-            return _blocks(coins, inside, 2), "episode", {"examples": facts["hers"]}
+                inside, hers = None, {}
+            return _blocks(coins, inside, 2), "episode", hers
         case "examples_alone":
             examples = _scheme("example", facts["scheme"], facts["population"])
             design = jde.MultistageSampling(examples)

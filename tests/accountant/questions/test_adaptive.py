@@ -25,6 +25,9 @@ def priced(budget=None, options=TWO, prices=(5, 2), **others):
     return jde.AdaptiveRun(options, prices=prices, budget=budget, **others)
 
 
+EPOCHS = jde.GaussianStep(
+    jde.RandomAllocation("example", steps_per_epoch=10), noise_multiplier=1.0
+)
 # As an option its worst strategy is no composition.
 WITHIN = priced(7)
 
@@ -73,7 +76,6 @@ def test_adaptive_runs_round_trip_through_dictionaries():
     "change",
     [
         {"taken": {"slow": 21}},
-        {"quotas": {"slow": 1}},
         {"quotas": {**QUOTAS, "other": 1}},
         {"quotas": {**QUOTAS, "slow": -1}},
         {"state": "slow"},
@@ -108,13 +110,7 @@ def test_a_state_that_the_rules_cannot_reach_is_refused(state, taken):
         (jde.RenyiDP([2.0], [1.0]), NotImplementedError, "only Rényi divergences"),
         (jde.ZeroConcentratedDP(0.1), NotImplementedError, "only Rényi divergences"),
         ("slow", TypeError, "must be a GaussianStep"),
-        (
-            jde.GaussianStep(
-                jde.RandomAllocation("example", steps_per_epoch=10), noise_multiplier=1
-            ),
-            NotImplementedError,
-            "only whole epochs",
-        ),
+        (EPOCHS, NotImplementedError, "only whole epochs"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_by_name(other, error, match):
@@ -139,6 +135,9 @@ def test_rule_books():
         jde.RuleBook("z", {"x": {"a": "y"}})
     with pytest.raises(ValueError, match="name, all different"):
         jde.RuleBook.in_order(["a", "a"])
+    rules = jde.RuleBook.freely(["slow", "fast"]).preceded_by(["check", "wide"])
+    with pytest.raises(ValueError, match="no state may have the name '0 of 1 first'"):
+        rules.preceded_by(["check"]).preceded_by(["wide"])
 
 
 # --- Prices ---
@@ -295,12 +294,6 @@ def test_an_adaptive_run_with_prices_may_be_an_option():
         priced(9, both, (4, 1), blocks={"run": 2}).epsilon(delta=1e-5)
 
 
-def test_first_options_by_rules_need_other_names():
-    rules = jde.RuleBook.freely(["slow", "fast"]).preceded_by(["check", "wide"])
-    with pytest.raises(ValueError, match="no state may have the name '0 of 1 first'"):
-        rules.preceded_by(["check"]).preceded_by(["wide"])
-
-
 def test_an_empty_option_is_skipped():
     nothing = priced(1)
     rules = jde.RuleBook("a", {"a": {"run": "b"}, "b": {"slow": "c"}})
@@ -337,10 +330,6 @@ def test_invalid_limits_of_runs_are_refused(given, match):
 # --- Several settings ---
 
 
-def batch(noises, **limits):
-    return priced(12, {"slow": gaussian(noises), "fast": gaussian(3.0)}, **limits)
-
-
 @pytest.mark.slow
 def test_each_setting_equals_its_single_run():
     # No sampling, rates of another shape, and a worst strategy of rate 0.
@@ -366,22 +355,18 @@ def test_each_setting_equals_its_single_run():
         run.epsilon(delta=[1e-5, 2.0])
 
 
-@pytest.mark.parametrize(
-    ("what", "ask"),
-    [
-        ("charge", lambda: batch([1.5, 2.0]).charge("slow")),
-        ("cost_of_adaptivity", lambda: batch([1.5, 2.0]).cost_of_adaptivity(delta=0.1)),
-        ("odometer", lambda: batch([1.5, 2.0], odometer="margin", delta=1e-5)),
-        (
-            "epsilon",
-            lambda: jde.AdaptiveRun({"a": gaussian([1, 2.0])}, epsilon=1, delta=0.1),
-        ),
-    ],
-)
-def test_questions_about_one_run_refuse_several_settings(what, ask):
-    match = rf"{what} needs a run of one setting.*\(2,\)"
-    with pytest.raises(ValueError, match=match):
-        ask()
+def test_questions_about_one_run_refuse_several_settings():
+    two = gaussian([1.5, 2.0])
+    run = priced(12, {"slow": two, "fast": gaussian(3.0)})
+    for what, ask in {
+        "charge": lambda: run.charge("slow"),
+        "cost_of_adaptivity": lambda: run.cost_of_adaptivity(delta=0.1),
+        "odometer": lambda: priced(12, run.options, odometer="margin", delta=1e-5),
+        "epsilon": lambda: jde.AdaptiveRun({"a": two}, epsilon=1, delta=0.1),
+    }.items():
+        match = rf"{what} needs a run of one setting.*\(2,\)"
+        with pytest.raises(ValueError, match=match):
+            ask()
 
 
 @pytest.mark.parametrize("limits", [{"quotas": {"run": 1}}, {"rules": "run"}])

@@ -31,9 +31,10 @@ def size_of(rate):
     return max(round(rate * POPULATION), 1)
 
 
-def shuffled(noise, p, r):
-    design = jde.ShuffledEpochs("unit", steps_per_epoch=1)
-    return jde.GaussianStep(design, noise_multiplier=noise)
+def shuffled(noise, *rates):
+    return jde.GaussianStep(
+        jde.ShuffledEpochs("unit", steps_per_epoch=1), noise_multiplier=noise
+    )
 
 
 def in_groups(noise, p, r):

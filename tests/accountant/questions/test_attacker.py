@@ -17,14 +17,6 @@ from rows import fast_and_slow
 ALPHAS = np.concatenate(
     [[0.0], np.geomspace(1e-12, 0.5, 60), 1 - np.geomspace(0.5, 1e-9, 40)[1:], [1.0]]
 )
-VIEWS = [
-    lambda step, **run: attacker.trade_off(step, false_positive_rate=0.1, **run),
-    lambda step, **run: attacker.true_positive_rate(
-        step, false_positive_rate=0.1, **run
-    ),
-    attacker.advantage,
-    attacker.gdp_mu,
-]
 
 
 def poisson_step(rate, noise):
@@ -32,30 +24,25 @@ def poisson_step(rate, noise):
     return jde.GaussianStep(sampling, noise_multiplier=noise)
 
 
-class TestGaussian:
-    @pytest.mark.parametrize(("noise", "num_steps"), [(30.0, 1), (5.0, 100), (0.3, 9)])
-    def test_trade_off(self, noise, num_steps):
-        step, mu = poisson_step(1.0, noise), np.sqrt(num_steps) / noise
-        run = {"false_positive_rate": ALPHAS, "num_steps": num_steps}
-        missed = attacker.trade_off(step, **run)
-        caught = attacker.true_positive_rate(step, **run)
-        true_missed = stats.norm.cdf(stats.norm.isf(ALPHAS) - mu)
-        true_caught = stats.norm.sf(stats.norm.isf(ALPHAS) - mu)
-        assert np.all(missed <= true_missed)
-        assert np.all(caught >= true_caught)
-        np.testing.assert_allclose(missed, true_missed, rtol=0, atol=1e-6)
-        # Above the smallest delta of the curve, also relative.
-        told = true_caught > 1e-12
-        np.testing.assert_allclose(caught[told], true_caught[told], rtol=1e-3)
-        np.testing.assert_allclose(missed + caught, 1, rtol=0, atol=1e-14)
-
-    def test_advantage(self):
-        found = attacker.advantage(poisson_step(1.0, [0.5, 2.0]), num_steps=1)
-        expected = 2 * stats.norm.cdf(np.array([2.0, 0.5]) / 2) - 1
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-    def test_mu_of_almost_no_noise(self):
-        assert attacker.gdp_mu(poisson_step(0.999, 0.03), num_steps=1) == np.inf
+@pytest.mark.parametrize(("noise", "num_steps"), [(30.0, 1), (5.0, 100), (0.3, 9)])
+def test_gaussians(noise, num_steps):
+    step, mu = poisson_step(1.0, noise), np.sqrt(num_steps) / noise
+    run = {"false_positive_rate": ALPHAS, "num_steps": num_steps}
+    missed = attacker.trade_off(step, **run)
+    caught = attacker.true_positive_rate(step, **run)
+    true_missed = stats.norm.cdf(stats.norm.isf(ALPHAS) - mu)
+    true_caught = stats.norm.sf(stats.norm.isf(ALPHAS) - mu)
+    assert np.all(missed <= true_missed)
+    assert np.all(caught >= true_caught)
+    np.testing.assert_allclose(missed, true_missed, rtol=0, atol=1e-6)
+    # Above the smallest delta of the curve, also relative.
+    told = true_caught > 1e-12
+    np.testing.assert_allclose(caught[told], true_caught[told], rtol=1e-3)
+    np.testing.assert_allclose(missed + caught, 1, rtol=0, atol=1e-14)
+    advantage = attacker.advantage(step, num_steps=num_steps)
+    assert advantage == pytest.approx(2 * stats.norm.cdf(mu / 2) - 1, rel=1e-12)
+    found = attacker.gdp_mu(step, num_steps=num_steps)
+    assert mu <= found <= mu * (1 + 1e-14)
 
 
 SHARP = pytest.mark.parametrize(
@@ -126,40 +113,33 @@ class TestShapes:
             inside = (curve > 0.05) & (alpha > 0.05)
             np.testing.assert_allclose(back[inside], alpha[inside], atol=1e-3)
 
-    def test_no_settings_and_no_rates(self):
-        empty = attacker.trade_off(
-            poisson_step(0.1, [1.0, 2.0]), false_positive_rate=[], num_steps=1
-        )
-        assert empty.shape == (2, 0)
+        empty = attacker.trade_off(step, false_positive_rate=[], num_steps=1)
+        assert empty.shape == (3, 3, 0)
 
 
-class TestExtremes:
-    def test_no_noise_reveals_everything(self):
-        step = poisson_step(1.0, 0.0)
-        missed = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
-        np.testing.assert_array_equal(missed, 0)
-        assert attacker.advantage(step, num_steps=1) == 1
-        assert attacker.gdp_mu(step, num_steps=1) == np.inf
+@pytest.mark.parametrize(
+    ("rate", "noise", "missed", "gain", "mu"),
+    [(1.0, 0.0, 0.0, 1.0, np.inf), (0.0, 1.0, 1 - ALPHAS, 0.0, 0.0)],
+    ids=["no noise", "nothing drawn"],
+)
+def test_extremes(rate, noise, missed, gain, mu):
+    step = poisson_step(rate, noise)
+    found = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
+    np.testing.assert_allclose(found, missed, atol=1e-14)
+    assert np.all(found <= missed)
+    assert attacker.advantage(step, num_steps=1) == gain
+    assert attacker.gdp_mu(step, num_steps=1) == mu
+    almost = poisson_step(0.999, 0.03)
+    assert attacker.gdp_mu(almost, num_steps=1) == np.inf
 
-    def test_nothing_is_drawn(self):
-        step = poisson_step(0.0, 1.0)
-        missed = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
-        np.testing.assert_allclose(missed, 1 - ALPHAS, atol=1e-14)
-        assert np.all(missed <= 1 - ALPHAS)
-        assert attacker.advantage(step, num_steps=1) == 0
-        assert attacker.gdp_mu(step, num_steps=1) == 0
 
-
-class TestRuns:
-    def test_composed(self):
-        step = poisson_step(1.0, [20.0, 40.0])
-        run = jde.compose((step, 30), (step, 20))
-        assert attacker.advantage(run).shape == (2,)
-        np.testing.assert_allclose(
-            attacker.true_positive_rate(run, false_positive_rate=0.01),
-            attacker.true_positive_rate(step, false_positive_rate=0.01, num_steps=50),
-            rtol=1e-12,
-        )
+def test_composed_runs():
+    step, rate = poisson_step(1.0, [20.0, 40.0]), {"false_positive_rate": 0.01}
+    run = jde.compose((step, 30), (step, 20))
+    assert attacker.advantage(run).shape == (2,)
+    found = attacker.true_positive_rate(run, **rate)
+    alone = attacker.true_positive_rate(step, num_steps=50, **rate)
+    np.testing.assert_allclose(found, alone, rtol=1e-12)
 
 
 def test_the_hull_drops_points_above_it():
@@ -170,46 +150,46 @@ def test_the_hull_drops_points_above_it():
     np.testing.assert_array_equal(y, [4.0, 1.0, 0.5])
 
 
-class TestBadInputs:
-    @pytest.mark.parametrize(
-        ("value", "error", "message"),
-        [
-            ([0.1, 2], ValueError, r"false_positive_rate .*got 2.0 at index \(1,\)"),
-            (np.nan, ValueError, "false_positive_rate must not be NaN"),
-            ("0.1", TypeError, "false_positive_rate must be a number .*got '0.1'"),
-        ],
-    )
-    def test_false_positive_rate(self, value, error, message):
-        for view in (attacker.trade_off, attacker.true_positive_rate):
-            with pytest.raises(error, match=message):
-                view(poisson_step(0.1, 1.0), false_positive_rate=value, num_steps=1)
+STEP = poisson_step([0.1, 0.2], 1.0)
+RATE = {"false_positive_rate": 0.1}
+# A question, its invalid arguments, and the message.
+REFUSED = [
+    (attacker.gdp_mu, {"smallest_delta": 0.0}, r"must lie in \(0, 1\), got 0.0"),
+    (attacker.gdp_mu, {"smallest_delta": 1.0}, r"must lie in \(0, 1\), got 1.0"),
+    (attacker.gdp_mu, {"smallest_delta": [1e-9]}, "must be one number .*got .1e-09"),
+    (attacker.gdp_mu, {"smallest_delta": 1e-101}, r"in \[1e-100, 1\), got 1e-101"),
+    *(
+        (view, {"false_positive_rate": bad}, f"false_positive_rate {message}")
+        for view in (attacker.trade_off, attacker.true_positive_rate)
+        for bad, message in (
+            ([0.1, 2], r".*got 2.0 at index \(1,\)"),
+            (np.nan, "must not be NaN"),
+            ("0.1", "must be a number .*got '0.1'"),
+        )
+    ),
+    *(
+        (view, {**known, **bad}, message)
+        for view, known in (
+            (attacker.trade_off, RATE),
+            (attacker.true_positive_rate, RATE),
+            (attacker.advantage, {}),
+            (attacker.gdp_mu, {}),
+        )
+        for bad, message in (
+            ({"step": {}}, "step must be a GaussianStep.*got {}"),
+            ({"num_steps": None}, "num_steps must be a whole .*got None"),
+            ({"num_steps": [1, 2, 3]}, "do not broadcast .*num_steps"),
+            ({"method": "prv"}, "method must be one of .*'prv'"),
+        )
+    ),
+]
 
-    @pytest.mark.parametrize(
-        ("value", "error", "message"),
-        [
-            (0.0, ValueError, r"smallest_delta must lie in \(0, 1\), got 0.0"),
-            (1.0, ValueError, r"smallest_delta must lie in \(0, 1\), got 1.0"),
-            ([1e-9], ValueError, r"smallest_delta must be one number .*got \[1e-09\]"),
-            (1e-101, ValueError, r"smallest_delta .*in \[1e-100, 1\), got 1e-101"),
-            (None, TypeError, "smallest_delta must be a number .*got None"),
-        ],
-    )
-    def test_smallest_delta(self, value, error, message):
-        with pytest.raises(error, match=message):
-            attacker.gdp_mu(poisson_step(0.1, 1.0), num_steps=1, smallest_delta=value)
 
-    @pytest.mark.parametrize("view", VIEWS, ids=["f", "tpr", "advantage", "mu"])
-    def test_deltas_refusals_are_passed_on(self, view):
-        step = poisson_step([0.1, 0.2], 1.0)
-        with pytest.raises(TypeError, match="step must be a GaussianStep.*got {}"):
-            view({}, num_steps=1)
-        with pytest.raises(ValueError, match="num_steps must be a whole .*got None"):
-            view(step, method="rdp")
-        with pytest.raises(ValueError, match="do not broadcast .*num_steps"):
-            view(step, num_steps=[1, 2, 3], method="rdp")
-        with pytest.raises(ValueError, match="method must be one of .*'prv'"):
-            view(step, num_steps=1, method="prv")
-        assert view(step, num_steps=np.empty((0, 1), int)).shape[:2] == (0, 2)
+@pytest.mark.parametrize(("view", "asked", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_invalid_arguments_are_refused(view, asked, message):
+    asked = {"step": STEP, "num_steps": 1, "method": "rdp", **asked}
+    with pytest.raises((ValueError, TypeError), match=message):
+        view(asked.pop("step"), **asked)
 
 
 def test_the_error_of_an_exact_delta_is_added(monkeypatch):
@@ -237,14 +217,6 @@ def test_the_error_of_an_exact_delta_is_added(monkeypatch):
     assert mu * (1 - 1e-6) <= attacker.gdp_mu(step, num_steps=1) <= mu * (1 + 1e-6)
     certified = attacker.upper_delta(step, epsilon=4.0, num_steps=1)
     assert certified == pytest.approx(jde.privacy_profile(step, 4.0), rel=1e-14)
-
-
-@pytest.mark.parametrize("steps, noise", [(1, 1.0), (100, 10.0), (1, 0.01)])
-def test_mu_of_a_gaussian_is_its_shift(steps, noise):
-    scheme = jde.Poisson("user", sampling_probability=1.0)
-    step = jde.GaussianStep(scheme, noise_multiplier=noise)
-    shift = np.sqrt(steps) / noise
-    assert shift <= jde.gdp_mu(step, num_steps=steps) <= shift * (1 + 1e-14)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from functools import partial
 import mpmath
 import numpy as np
 import pytest
+from scipy.special import erf
 
 import jaxdp_episodic as jde
 from designs import episodic, fixed, grouped, levels, poisson
@@ -223,6 +224,18 @@ def test_delta_may_exceed_the_total_variation(name, method, noise):
     assert jde.epsilon(step, delta=seen * (1 - 1e-6), **run) > 0
     found = jde.delta(step, epsilon=1.0, **run)
     assert seen * (1 - 1e-6) <= found <= seen * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("num_steps", [1, 30])
+def test_epsilon_is_0_from_the_total_variation_on(num_steps):
+    """Of rare draws with usual noise."""
+    step, run = levels(ADD, None, poisson)(1.0, 1e-6), {"num_steps": num_steps}
+    every = -np.expm1(num_steps * np.log1p(-1e-6 * erf(0.5 / np.sqrt(2))))
+    for delta, is_zero in ((every * (1 + 1e-9), True), (every * (1 - 1e-9), False)):
+        found = jde.epsilon(step, delta=delta, **run, method="rdp")
+        assert (found == 0) == is_zero
+    found = jde.delta(step, epsilon=1e-9, **run, method="rdp")
+    assert every * (1 - 1e-12) <= found <= every * (1 + 1e-9)
 
 
 @pytest.mark.few(4)

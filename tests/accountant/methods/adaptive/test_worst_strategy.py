@@ -25,6 +25,18 @@ from rows import fast_and_slow
 ONE = np.ones(1)
 
 
+def answered(question, graph, options, width=None, backward=None):
+    """Certified ends of log delta or of epsilon, of one direction or of both."""
+    problem = Problem.of(graph, options)
+    if backward is not None:
+        problem = problem._replace(orientations=(backward,))
+    return Solver(question, problem).answer(width)
+
+
+def at_delta(delta):
+    return EpsilonAt(np.array(math.log(delta)))
+
+
 def gaussian(noise, rate, steps=1):
     loss = SampledGaussianLoss(ONE, np.array([rate]), np.array([1 / noise]))
     return Run((loss,), (np.array([float(steps)]),))
@@ -84,9 +96,8 @@ REFERENCE = [
     fast_and_slow(REFERENCE, lambda _, p, b, back, *__: b == 12 or (b == 60 and back)),
 )
 def test_reference_values(options, prices, budget, backward, epsilon, low, high):
-    problem = Problem.of(budget_graph(prices, budget), options)
-    problem = problem._replace(orientations=(backward,))
-    found = Solver(DeltaAt(np.array(epsilon)), problem).answer(None)
+    question = DeltaAt(np.array(epsilon))
+    found = answered(question, budget_graph(prices, budget), options, None, backward)
     lower, upper = math.exp(found.lower), math.exp(found.upper)
     # Both are certified, so they overlap; ours is about as narrow.
     assert lower <= high and upper >= low
@@ -110,12 +121,10 @@ FINITE = [
 @pytest.mark.parametrize(("menu", "prices", "budget", "largest"), FINITE)
 @pytest.mark.parametrize("backward", [False, True])
 def test_both_ends_converge_to_the_exact_value(menu, prices, budget, largest, backward):
-    problem = Problem.of(budget_graph(prices, budget), [finite(*o) for o in menu])
-    problem = problem._replace(orientations=(backward,))
+    given = budget_graph(prices, budget), [finite(*pair) for pair in menu], 1e-3
     pairs = [(q, p) if backward else (p, q) for p, q in menu]
     for g in (1.0, largest):
-        solver = Solver(DeltaAt(np.array(math.log(g))), problem)
-        found = solver.answer(1e-3)
+        found = answered(DeltaAt(np.array(math.log(g))), *given, backward)
         exact = adaptive.worst_by_history(
             pairs, adaptive.by_prices(prices), budget, lambda _, g=g: g
         )
@@ -123,8 +132,7 @@ def test_both_ends_converge_to_the_exact_value(menu, prices, budget, largest, ba
         assert lower <= exact * (1 + 1e-12) and exact <= upper * (1 + 1e-12)
         assert upper <= exact * (1 + 1e-4)
         # Ends of epsilon are equally close.
-        delta = exact * (1 - 1e-3)
-        ends = Solver(EpsilonAt(np.array(math.log(delta))), problem).answer(1e-3)
+        ends = answered(at_delta(exact * (1 - 1e-3)), *given, backward)
         assert ends.upper >= math.log(g) - 1e-12
 
 
@@ -158,20 +166,18 @@ def test_a_coarse_lattice_is_loose_and_safe(backward):
 
 
 def test_ends_are_safe_at_the_limit_of_work(monkeypatch):
-    problem = Problem.of(budget_graph((15, 5, 2), 60), THREE)
-    question = EpsilonAt(np.array(math.log(1e-6)))
-    fine = Solver(question, problem).answer(None)
+    given = at_delta(1e-6), budget_graph((15, 5, 2), 60), THREE
+    fine = answered(*given)
     monkeypatch.setattr(method, "_MOST_WORK", 0.0)
     monkeypatch.setattr(method, "_SURE_POINTS", 0)
-    coarse = Solver(question, problem).answer(1e-9)
+    coarse = answered(*given, 1e-9)
     assert coarse.upper - coarse.lower > 10 * (fine.upper - fine.lower)
     assert coarse.lower <= fine.lower and fine.upper <= coarse.upper < math.inf
 
 
 def test_gaussians_alone_have_a_closed_form():
     options = [gaussian(2.0, 1.0), gaussian(4.0, 1.0)]
-    problem = Problem.of(budget_graph((4, 1), 7), options)
-    found = Solver(DeltaAt(np.array(0.5)), problem).answer(None)
+    found = answered(DeltaAt(np.array(0.5)), budget_graph((4, 1), 7), options)
     exact = 0.10683522913799616  # of shift² 7/16, 40 digits
     assert math.exp(found.lower) <= exact <= math.exp(found.upper)
     assert found.upper - found.lower < 1e-3
@@ -181,17 +187,14 @@ def test_one_option_costs_its_composition():
     draw = jde.Poisson("example", sampling_probability=0.1)
     step = jde.GaussianStep(draw, noise_multiplier=1.5)
     exact = jde.epsilon(step, num_steps=8, delta=1e-6)
-    problem = Problem.of(budget_graph((3,), 25), THREE[:1])
-    found = Solver(EpsilonAt(np.array(math.log(1e-6))), problem).answer(None)
+    found = answered(at_delta(1e-6), budget_graph((3,), 25), THREE[:1])
     assert found.lower <= exact * (1 + 1e-9) and exact <= found.upper * (1 + 1e-9)
     assert found.upper - found.lower < 1e-4
 
 
 def test_composing_the_taken_steps_is_no_filter():
     # No fixed order of this budget costs more than 2.2839; a strategy does.
-    problem = Problem.of(budget_graph((15, 5, 2), 600), THREE)
-    solver = Solver(EpsilonAt(np.array(math.log(1e-5))), problem)
-    found = solver.answer(5e-3)
+    found = answered(at_delta(1e-5), budget_graph((15, 5, 2), 600), THREE, 5e-3)
     assert 2.3325 < found.lower <= 2.337359 <= found.upper < 2.3424
 
 
@@ -201,12 +204,8 @@ def test_rules_lower_the_cost():
     order = jde.RuleBook.in_order(names[::-1])
     graphs = [rule_graph(r, names, prices, 60) for r in (order, changes)]
     graphs.append(budget_graph(prices, 60))
-    one = math.log(1e-5)
-    found = [
-        Solver(EpsilonAt(np.array(one)), Problem.of(graph, THREE)).answer(1e-4)
-        for graph in graphs
-    ]
-    assert found[0].upper < found[1].lower and found[1].upper < found[2].lower
+    first, second, most = (answered(at_delta(1e-5), g, THREE, 1e-4) for g in graphs)
+    assert first.upper < second.lower and second.upper < most.lower
 
 
 ODOMETERS = [

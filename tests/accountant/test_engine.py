@@ -478,15 +478,6 @@ class TestChunks:
             values[:] = -1
             assert np.all(question(settings_of(9)) >= 0)
 
-    def test_any_shape_equals_the_flat_grid(self):
-        rates, noises = settings(240)
-        flat, shape = epsilon_of(step(rates, noises)), (3, 4, 4, 5)
-        values = epsilon_of(step(rates.reshape(shape), noises.reshape(shape)))
-        assert values.shape == shape
-        np.testing.assert_array_equal(values.reshape(-1), flat)
-        np.testing.assert_array_equal(flat == 0, np.isinf(noises))
-        np.testing.assert_array_equal(np.isposinf(flat), noises == 0)
-
 
 @pytest.mark.parametrize(
     "setting",

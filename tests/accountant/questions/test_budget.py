@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
@@ -96,39 +97,26 @@ def test_mu_of_a_budget_is_the_largest():
 # --- Adaptive choices: every strategy over finite runs, as a recursion ---
 
 
-@functools.lru_cache
-def _cut(rate, noise, cells=24):
-    """A sampled Gaussian rounded to cells: probabilities (p, q), both directions."""
+def _cut(rate, noise, cells=20):
+    """A sampled Gaussian rounded to cells: probabilities with and without a unit."""
     edges = np.concatenate([[-np.inf], np.linspace(-3, 4.5, cells - 1), [np.inf]])
     edges = edges * noise if noise > 1 else edges
-    masses = [np.diff(_ndtr((edges - m) / noise)) for m in (0.0, 1.0)]
-    q, p = masses[0], rate * masses[1] + (1 - rate) * masses[0]
-    return [(p, q), (q, p)]
+    with_unit, without = (np.diff(norm.cdf(edges, m, noise)) for m in (1.0, 0.0))
+    return rate * with_unit + (1 - rate) * without, without
 
 
-def _ndtr(x):
-    return np.array([0.5 * math.erfc(-v / math.sqrt(2)) for v in x])
+def _worst(menu, mu2, floors, direction, epsilon):
+    """Delta of the worst strategy, which chooses runs by the loss so far."""
 
+    def moves(left):
+        for k, (_, price) in enumerate(menu):
+            after = left[0] - Fraction(price.mu) ** 2, left[1] - Fraction(price.floor)
+            if min(after) >= 0:
+                yield k, after
 
-def _worst(menu, mu2, floors, direction, g):
-    """Delta at log g of the worst strategy, which chooses runs by the loss so far."""
-    worst = max(0.0, 1 - g)
-    for (rate, noise), price in menu:
-        if Fraction(price.mu) ** 2 > mu2 or Fraction(price.floor) > floors:
-            continue
-        p, q = _cut(rate, noise)[direction]
-        rest = mu2 - Fraction(price.mu) ** 2, floors - Fraction(price.floor)
-        can = any(
-            Fraction(o.mu) ** 2 <= rest[0] and Fraction(o.floor) <= rest[1]
-            for _, o in menu
-        )
-        if can:
-            after = [_worst(menu, *rest, direction, g * ratio) for ratio in q / p]
-            value = float(np.dot(p, after))
-        else:
-            value = float(np.maximum(p - g * q, 0).sum())
-        worst = max(worst, value)
-    return worst
+    pairs = [_cut(*kind)[:: -1 if direction else 1] for kind, _ in menu]
+    g = math.exp(epsilon)
+    return adaptive.worst_by_history(pairs, moves, (mu2, floors), lambda _: g)
 
 
 @functools.cache
@@ -143,7 +131,7 @@ def test_no_strategy_exceeds_the_budget(direction):
     cheap, dear = sorted(price.mu for _, price in menu)
     mu2, floors = Fraction(dear**2 + 2 * cheap**2), Fraction(3e-4)
     for epsilon in (0.1, 1.0, 4.0):
-        found = _worst(menu, mu2, floors, direction, math.exp(epsilon))
+        found = _worst(menu, mu2, floors, direction, epsilon)
         bound = 3e-4 + (1 - 3e-4) * gaussian_delta(math.sqrt(mu2), epsilon)
         assert found <= bound
 
@@ -152,7 +140,7 @@ def test_mu_without_the_floors_is_no_budget():
     menu = _menu(1e-4)
     dear = max(price.mu for _, price in menu)
     mu2 = Fraction(2 * dear**2)
-    found = _worst(menu, mu2, Fraction(2e-4), 0, math.exp(5.0))
+    found = _worst(menu, mu2, Fraction(2e-4), 0, 5.0)
     assert found > 1.5 * gaussian_delta(math.sqrt(mu2), 5.0)
 
 
@@ -284,21 +272,15 @@ def test_budgets_and_runs_without_a_price_are_refused(make, message):
 # --- The budget of one run: known before the first step, never exceeded ---
 
 
-def test_noise_is_calibrated_for_the_steps():
+def test_noise_and_steps_are_calibrated_for_each_other():
     budget = plan_budget(flat_step(), epsilon=2.0, delta=DELTA, num_steps=300)
-    assert budget.num_steps == 300
-    assert budget.spent(300) <= 2.0
+    assert budget.num_steps == 300 <= budget.permitted_steps
     assert budget.spent(budget.permitted_steps) <= 2.0
     assert budget.spent(budget.permitted_steps + 1) > 2.0
-    less = jde.GaussianStep(
-        budget.step.design, noise_multiplier=budget.step.noise_multiplier * 0.999
-    )
+    noise = budget.step.noise_multiplier
+    less = flat_step(noise_multiplier=noise * 0.999)
     assert jde.epsilon(less, num_steps=300, delta=DELTA) > 2.0
-
-
-def test_steps_are_calibrated_for_the_noise():
-    step = flat_step(noise_multiplier=1.7)
-    budget = plan_budget(step, epsilon=2.0, delta=DELTA)
+    budget = plan_budget(flat_step(noise_multiplier=1.7), epsilon=2.0, delta=DELTA)
     assert budget.step.noise_multiplier == 1.7
     assert budget.num_steps == budget.permitted_steps
     assert budget.spent(budget.num_steps) <= 2.0 < budget.spent(budget.num_steps + 1)

@@ -10,13 +10,13 @@ import mpmath as mp
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.integrate import quad
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question, Run
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
 from jaxdp_episodic.accountant.questions.worst_path import answer
+from oracles.mixtures import hockey_stick
 
 W, P = jde.WithoutReplacement, jde.Poisson
 Bounds = jde.PersonBounds
@@ -234,20 +234,6 @@ def test_a_small_class_does_not_hide_how_many_are_drawn_of_a_large_one() -> None
     assert cost(2, 10) > cost(10, 10)
 
 
-def hockey_stick(weights: np.ndarray, g: float, shift: float, sign: float) -> float:
-    """``H_g`` of a mixture of ``N(j shift)`` against its mirror image, or N(0)."""
-
-    def density(x: float, side: float) -> float:
-        means = side * shift * np.arange(len(weights))
-        return float(weights @ stats.norm.pdf(x - means))
-
-    def excess(x: float) -> float:
-        other = density(x, -1.0) if sign < 0 else stats.norm.pdf(x)
-        return max(density(x, 1.0) - g * float(other), 0.0)
-
-    return float(quad(excess, -20, 60, limit=500, epsabs=1e-13)[0])
-
-
 def nested(top: Any, size: int = 8) -> jde.MultistageSampling:
     return jde.MultistageSampling(
         top, P("example", sampling_probability=0.2, population=size)
@@ -268,7 +254,7 @@ def test_users_whose_examples_are_clipped_one_by_one(relation: str) -> None:
     assert jde.epsilon(step, **run) == pytest.approx(9.7166189, rel=1e-7)
     weights = 0.05 * stats.binom.pmf(np.arange(9), 8, 0.2)
     weights[0] += 0.95
-    expected = hockey_stick(weights, math.e, 0.5, 1.0)
+    (expected,) = hockey_stick(dict(enumerate(weights)), {0: 1.0}, 0.5, [math.e])
     assert jde.privacy_profile(step, 1.0) == pytest.approx(expected, rel=1e-8)
     # One example per user: the product of the two rates.
     one = dataclasses.replace(step, sampling=nested(step.design.schemes[0], 1))

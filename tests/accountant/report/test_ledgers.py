@@ -314,45 +314,47 @@ def test_looks_at_the_same_bins_cost_at_most_the_claim(looks):
 # --- What is refused ---
 
 
+SIZED = dataclasses.replace(
+    STEP,
+    sampling=jde.WithoutReplacement("user", size=5),
+    population=jde.Population.from_sizes(40),
+)
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("first", "second", "words"),
     [
-        ({"delta": 1e-6}, "the same delta, got 1e-05 in .*one and 1e-06 in .*two"),
+        ({}, {"delta": 1e-6}, "delta, got 1e-05 in .*one and 1e-06 in .*two"),
         (
+            {},
             {"step": dataclasses.replace(STEP, neighboring_relation="replace_one")},
-            "the same neighboring_relation, got 'add_remove' in .*and 'replace_one' in",
+            "neighboring_relation, got 'add_remove' in .*and 'replace_one' in",
         ),
+        ({}, {"step": CLASSES}, "privacy_unit, got 'user' in .*one and 'class' in"),
         (
-            {"step": CLASSES},
-            "the same privacy_unit, got 'user' in .*one and 'class' in .*two",
+            {"step": SIZED},
+            {
+                "step": dataclasses.replace(
+                    SIZED, population=jde.Population.from_sizes(50)
+                )
+            },
+            "population, got .*one and .*two",
         ),
     ],
+    ids=["delta", "relation", "unit", "sizes"],
 )
-def test_ledgers_that_cannot_be_composed_are_refused(tmp_path, capsys, change, words):
-    one = new_run(tmp_path / "one", num_steps=3)
-    two = new_run(tmp_path / "two", **{"num_steps": 2, **change})
+def test_ledgers_that_differ_are_refused(tmp_path, capsys, first, second, words):
+    one = new_run(tmp_path / "one", **first, num_steps=3)
+    two = new_run(tmp_path / "two", **second, num_steps=2)
     ledgers = ["--ledger", str(one), "--ledger", str(two)]
     assert cli.run(["epsilon", *ledgers]) == 2
     found = capsys.readouterr()
     assert found.out == "" and found.err.count("\n") == 1
-    with pytest.raises(ValueError, match=words) as error:
+    with pytest.raises(ValueError, match=f"the same {words}") as error:
         _ = read_ledgers([one, two]).run_charged(), read_ledgers([one, two]).delta
     assert str(error.value) in found.err
-    if "delta" in change:  # given for both
+    if "delta" in second:  # given for both
         assert cli.run(["epsilon", *ledgers, "--delta", "1e-7"]) == 0
-
-
-def test_sizes_of_different_data_are_kept_apart(tmp_path):
-    step = jde.GaussianStep(
-        jde.WithoutReplacement("user", size=5),
-        noise_multiplier=1.0,
-        population=jde.Population.from_sizes(40),
-    )
-    other = dataclasses.replace(step, population=jde.Population.from_sizes(50))
-    one = new_run(tmp_path / "one", step, num_steps=3)
-    two = new_run(tmp_path / "two", other, num_steps=2)
-    with pytest.raises(ValueError, match="the same population, got .*one and .*two"):
-        read_ledgers([one, two]).run_charged()
 
 
 # --- What was planned ---

@@ -72,22 +72,16 @@ LAPLACE = [gaussian(2.0, 0.1), laplace(0.2)]
 QUERIES = [gaussian(1.5, 0.1), gaussian(3.0, 0.1), gaussian(20.0, 1.0), laplace(0.1)]
 RUNS = [gaussian(1.5, 0.1, 10), gaussian(0.8, 0.01, 100), gaussian(5.0, 1.0)]
 UNLIKE = [gaussian(0.7, 0.01), gaussian(1.4, 0.01, 20)]
-HALF = [gaussian(4.0, 0.5), gaussian(8.0, 0.5)]
 
 # options, prices, budget, backward, epsilon, delta's ends on a lattice of 1e-4
 REFERENCE = [
     (THREE, (15, 5, 2), 60, False, 0.5, 7.901474295803627e-4, 7.901483177401149e-4),
     (THREE, (15, 5, 2), 60, True, 0.5, 3.4495823049880685e-5, 3.449668509382135e-5),
-    (HALF, (4, 1), 40, True, 1.5, 1.0283832764255806e-5, 1.0283897853686483e-5),
     (LAPLACE, (1, 3), 12, False, 1.0, 1.4364592370622323e-5, 1.4364621097593808e-5),
     (QUERIES, (8, 2, 3, 6), 40, False, 1.0, 1.8789730193e-5, 1.8789742578e-5),
-    (QUERIES, (8, 2, 3, 6), 40, True, 1.0, 1.412031748860e-9, 1.412073502660e-9),
-    (RUNS, (3, 2, 2), 7, True, 1.0, 3.355173759898403e-4, 3.3551758999663046e-4),
     (RUNS, (3, 2, 2), 7, True, 2.0, 5.920439545550092e-10, 5.92178897278274e-10),
     (UNLIKE, (3, 1), 120, False, 2.0, 1.5359570891633754e-5, 1.5360000061081255e-5),
     (UNLIKE, (3, 1), 120, True, 2.0, 1.0720286547629536e-8, 1.0730851166053238e-8),
-    (THREE, (15, 5, 2), 600, False, 2.28, 1.414795530729e-5, 1.414831225926e-5),
-    (THREE, (15, 5, 2), 600, True, 2.28, 1.53379188529489e-6, 1.5340109205547846e-6),
 ]
 
 
@@ -175,14 +169,6 @@ def test_ends_are_safe_at_the_limit_of_work(monkeypatch):
     assert coarse.lower <= fine.lower and fine.upper <= coarse.upper < math.inf
 
 
-def test_gaussians_alone_have_a_closed_form():
-    options = [gaussian(2.0, 1.0), gaussian(4.0, 1.0)]
-    found = answered(DeltaAt(np.array(0.5)), budget_graph((4, 1), 7), options)
-    exact = 0.10683522913799616  # of shift² 7/16, 40 digits
-    assert math.exp(found.lower) <= exact <= math.exp(found.upper)
-    assert found.upper - found.lower < 1e-3
-
-
 def test_one_option_costs_its_composition():
     draw = jde.Poisson("example", sampling_probability=0.1)
     step = jde.GaussianStep(draw, noise_multiplier=1.5)
@@ -212,7 +198,6 @@ ODOMETERS = [
     ([gaussian(1.75, 0.1)], (1,), 50, 0.3, 0.25, False, 3.35246260e-5, 3.35263231e-5),
     ([gaussian(1.75, 0.1)], (1,), 50, 0.3, 0.25, True, 7.511574857e-11, 7.54507547e-11),
     (THREE, (15, 5, 2), 600, 0.3, 0.09, False, 4.486429613e-5, 4.486543149e-5),
-    (THREE, (15, 5, 2), 600, 0.3, 0.09, True, 3.1878267836e-7, 3.1913176369e-7),
     ([gaussian(14, 1)], (1,), 200, 0.2, 0.3, False, 2.217027858e-5, 2.217326164e-5),
 ]
 

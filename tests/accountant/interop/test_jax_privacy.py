@@ -157,25 +157,6 @@ def test_balls_in_bins_by_simulation(rounds):
         assert bound <= value + 5 * error or rounds == 7
 
 
-def test_repeated_bins_equal_less_noise_and_allocations_are_epochs():
-    bins = batch_selection.BallsInBinsSampling(iterations=6, cycle_length=3)
-    run = from_execution_plan(bins, neighboring_relation="zero_out", noise_multiplier=2)
-    ((step, count),) = zip(run.steps, run.counts, strict=True)
-    assert step.design.levels == (jde.RandomAllocation("example", steps_per_epoch=3),)
-    assert step.noise_multiplier == pytest.approx(np.sqrt(2), rel=1e-12) and count == 3
-    never = batch_selection.BallsInBinsSampling(iterations=0, cycle_length=3)
-    run = from_execution_plan(
-        never, neighboring_relation="zero_out", noise_multiplier=2
-    )
-    assert jde.epsilon(run, delta=DELTA) == 0
-    once = later("RandomAllocationSampling", total_participations=2, iterations=9)
-    run = from_execution_plan(
-        once, neighboring_relation="replace_one", noise_multiplier=2
-    )
-    scheme = jde.RandomAllocation("example", steps_per_epoch=9, times=2)
-    assert run.steps[0].design.levels == (scheme,) and run.counts == (9,)
-
-
 def later(kind, **fields):
     """A strategy of a later version."""
     made = dataclasses.make_dataclass(kind, fields, namespace={"batch_iterator": None})
@@ -192,30 +173,35 @@ def cycles(selected, iterations, cycle_length):
     )
 
 
-@pytest.mark.slow
-def test_the_same_steps_of_every_cycle():
+def test_repeated_bins_equal_less_noise_and_allocations_are_epochs():
     """A record is in the same step of five rounds: one round at noise / sqrt(5)."""
-    given = {"neighboring_relation": "add_remove", "noise_multiplier": 1.0}
-    run = from_execution_plan(cycles(5, 20, 4), **given)
-    scheme = jde.RandomAllocation("example", steps_per_epoch=4)
-    step = jde.GaussianStep(scheme, noise_multiplier=5**-0.5)
-    expected = jde.epsilon(step, num_steps=4, delta=1e-5)
-    assert jde.epsilon(run, delta=1e-5) == pytest.approx(expected, rel=1e-9)
-    assert jde.epsilon(run, delta=1e-5) == pytest.approx(10.0938, abs=1e-4)
-    bins = batch_selection.BallsInBinsSampling(iterations=20, cycle_length=4)
-    assert run == from_execution_plan(bins, **given)
-    # Five of twenty steps, as without the cycle, would cost far less.
-    free = from_execution_plan(cycles(5, 20, None), **given)
-    assert jde.epsilon(free, delta=1e-5) == pytest.approx(6.5995, abs=1e-4)
-    # One cycle only; no draw; several steps of a cycle.
-    assert from_execution_plan(cycles(5, 20, 20), **given) == free
-    nobody = from_execution_plan(cycles(0, 20, 4), **given)
-    assert jde.epsilon(nobody, delta=1e-5) == 0
-    two = from_execution_plan(cycles(10, 20, 4), **given)
-    blocks = jde.RandomAllocation("example", steps_per_epoch=4, times=2)
-    ((part, count),) = zip(two.steps, two.counts, strict=True)
-    assert part.design.levels == (blocks,) and count == 4
-    assert part.noise_multiplier == run.steps[0].noise_multiplier
+
+    def charged(strategy, relation="add_remove"):
+        given = {"neighboring_relation": relation, "noise_multiplier": 1.0}
+        return from_execution_plan(strategy, **given)
+
+    def one_epoch(run, steps, times, noise=1.0):
+        ((step, count),) = zip(run.steps, run.counts, strict=True)
+        scheme = jde.RandomAllocation("example", steps_per_epoch=steps, times=times)
+        assert step.design.levels == (scheme,) and count == steps
+        assert step.noise_multiplier == pytest.approx(noise, rel=1e-12)
+
+    bins = charged(batch_selection.BallsInBinsSampling(iterations=20, cycle_length=4))
+    one_epoch(bins, 4, 1, 5**-0.5)
+    assert charged(cycles(5, 20, 4)) == bins
+    one_epoch(charged(cycles(10, 20, 4)), 4, 2, 5**-0.5)
+    # Five of twenty steps, as without the cycle, cost far less.
+    for free in (cycles(5, 20, None), cycles(5, 20, 20)):
+        one_epoch(charged(free), 20, 5)
+    once = later("RandomAllocationSampling", total_participations=2, iterations=9)
+    one_epoch(charged(once, "replace_one"), 9, 2)
+    never = batch_selection.BallsInBinsSampling(iterations=0, cycle_length=3)
+    for nobody in (never, cycles(0, 20, 4)):
+        assert jde.epsilon(charged(nobody), delta=DELTA) == 0
+
+
+def users_of(base, **options):
+    return batch_selection.UserSelectionStrategy(base, 2, **options)
 
 
 BAND_STRATEGY = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
@@ -251,6 +237,18 @@ BAND_STRATEGY = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
             "INDEPENDENT",
         ),
         (cyclic(truncated_batch_size=3), {}, ValueError, "num_examples"),
+        (
+            users_of(batch_selection.FixedBatchSampling(3, iterations=2)),
+            {"num_examples": 50},
+            NotImplementedError,
+            "so who took",
+        ),
+        (
+            users_of(cyclic(truncated_batch_size=3)),
+            {"num_examples": 50},
+            NotImplementedError,
+            "truncated_batch_size is not covered",
+        ),
         (cycles(4, 18, 4), {}, NotImplementedError, "whole cycles"),
         (cycles(4, 20, 4), {}, NotImplementedError, "total_participations"),
         (cycles(4, 20, 0), {}, ValueError, "cycle_length"),
@@ -342,20 +340,7 @@ def test_jax_privacys_accountants_take_our_config():
         training_config(method="prv")
 
 
-@pytest.mark.slow
-def test_plans_agree_with_jax_privacys_accountant():
-    plan = config(Relation.REPLACE_SPECIAL, strategy=np.ones(4)).plan
-    theirs = dp_accounting.pld.PLDAccountant(Relation.REPLACE_SPECIAL)
-    bound = theirs.compose(plan.dp_event).get_epsilon(DELTA)
-    run = from_execution_plan(plan, neighboring_relation="zero_out")
-    assert 0.999 * bound < jde.epsilon(run, delta=DELTA) <= bound
-
-
 # --- Strategies that draw users ---
-
-
-def users_of(base, **options):
-    return batch_selection.UserSelectionStrategy(base, 2, **options)
 
 
 @pytest.mark.parametrize(
@@ -406,20 +391,6 @@ def test_adaptive_contributions_in_a_cycle_keep_the_bound(relation):
         found = max(lost)
         bound = jde.delta(run, epsilon=epsilon)
         assert found <= bound * (1 + 1e-4) and bound <= found * 1.01
-
-
-@pytest.mark.parametrize(
-    ("base", "message"),
-    [
-        (batch_selection.FixedBatchSampling(3, iterations=2), "so who took"),
-        (cyclic(truncated_batch_size=3), "truncated_batch_size is not covered"),
-        (batch_selection.BMinSepSampling(0.1, 8, 2), "BMinSepSampling is not covered"),
-    ],
-)
-def test_users_with_dependent_draws_are_refused(base, message):
-    given = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
-    with pytest.raises(NotImplementedError, match=message):
-        from_execution_plan(users_of(base), num_examples=50, **given)
 
 
 # --- Parameters of training with users, against its accountant ---

@@ -133,23 +133,61 @@ def optimizer(name):
     return made
 
 
-@pytest.mark.parametrize("name", ["DPOptimizer", "DPPerLayerOptimizer"])
-def test_noised_sums_are_accounted(bridge, name):
-    accountant = bridge().EpisodicAccountant()
-    accountant.get_optimizer_hook_fn(0.125)(optimizer(name))
-    step = jde.GaussianStep(
-        jde.Poisson("example", sampling_probability=0.125), noise_multiplier=1.1
+def step(noise, rate, relation="add_remove"):
+    return jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=rate),
+        noise_multiplier=noise,
+        neighboring_relation=relation,
     )
-    expected = jde.epsilon(step, num_steps=1, delta=DELTA)
-    assert accountant.get_epsilon(DELTA) == expected
 
 
-@pytest.mark.parametrize("name", ["AdaClipDPOptimizer", "DPOptimizerOfLater"])
-def test_optimizers_that_may_release_more_are_refused_by_name(bridge, name):
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        *(("DPOptimizer", True), ("DPPerLayerOptimizer", True)),
+        *(("AdaClipDPOptimizer", False), ("DPOptimizerOfLater", False)),
+    ],
+)
+def test_optimizers_that_may_release_more_are_refused_by_name(bridge, name, fits):
     accountant = bridge().EpisodicAccountant()
-    with pytest.raises(NotImplementedError, match=f"{name} is not covered"):
-        accountant.get_optimizer_hook_fn(0.125)(optimizer(name))
+    hook = accountant.get_optimizer_hook_fn(0.125)
+    if fits:
+        hook(optimizer(name))
+        expected = jde.epsilon(step(1.1, 0.125), num_steps=1, delta=DELTA)
+        assert accountant.get_epsilon(DELTA) == expected
+    else:
+        with pytest.raises(NotImplementedError, match=f"{name} is not covered"):
+            hook(optimizer(name))
+        assert accountant.history == []
+
+
+@pytest.mark.parametrize(
+    ("method", "relation"),
+    [("exact", "add_remove"), ("rdp", "replace_one"), ("rdp", "zero_out")],
+)
+def test_a_history_costs_its_composition(bridge, method, relation):
+    """Opacus draws with a multiple of 2**-24: 17 of them for a rate of 1e-6."""
+    accountant = bridge().EpisodicAccountant(method, relation)
+    accountant.history = [(1.5, 0.25, 100), (0.8, 1e-6, 50), (1.5, 0.25, 20)]
+    parts = (step(1.5, 0.25, relation), 120), (step(0.8, 17 / 2**24, relation), 50)
+    expected = jde.epsilon(jde.compose(*parts), delta=DELTA, method=method)
+    assert accountant.get_epsilon(DELTA) == expected
+    for arguments in (("prv",), (method, "add")):
+        with pytest.raises(ValueError, match="method|neighboring_relation"):
+            type(accountant)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate"), [(-1.0, 0.1), (float("nan"), 0.1), (1.0, 1.5)]
+)
+def test_wrong_numbers_are_refused(bridge, noise, rate):
+    accountant = bridge().EpisodicAccountant()
+    with pytest.raises(ValueError, match="noise_multiplier|sample_rate"):
+        accountant.step(noise_multiplier=noise, sample_rate=rate)
     assert accountant.history == []
+    accountant.history = [(noise, rate, 1)]  # as opacus's search writes it
+    with pytest.raises(ValueError, match="noise_multiplier|sample_rate"):
+        accountant.get_epsilon(DELTA)
 
 
 def test_histories_with_unknown_fields_are_refused(bridge):

@@ -62,9 +62,7 @@ def call(tmp_path, capsys):
 
     def run(command, content, *options):
         path = tmp_path / "request.toml"
-        mode = "wb" if isinstance(content, bytes) else "w"
-        with path.open(mode) as file:
-            file.write(content)
+        path.write_text(content)
         code = cli.run([command, str(path), *options])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
@@ -185,8 +183,6 @@ def test_an_epsilon_without_meaning_is_warned_of(call):
     assert code == 0 and out.count(f"warning: noise_multiplier=1e-09 is {said}") == 1
     document = json.loads(call("calibrate", content, "--json")[1])
     assert [said in line for line in document["warnings"]] == [True]
-    everything = CALIBRATE.replace("delta = 1e-5", "delta = 1.0")
-    assert "next to none" in call("calibrate", everything)[1]
     assert "next to none" not in call("calibrate", CALIBRATE)[1]
 
 
@@ -231,15 +227,10 @@ def test_population(call, tmp_path, kind):
         (REQUEST.replace("version = 1", "version = 2"), "version must be 1, got 2"),
         (REQUEST.replace("num_steps = 300", ""), "num_steps must be given"),
         (REQUEST.replace("delta = 1e-5", ""), "exactly one of delta"),
-        (REQUEST.replace("= 0.01", "= nan"), "must not be NaN"),
-        (REQUEST.replace("= 0.01", '= "0.01"'), "must be a number"),
         (REQUEST.replace("= 300", "= 1.5"), "must be a whole number"),
         (REQUEST.replace("300", "[1, 2, 3]").replace("1.5", "[1, 2]"), "broadcast"),
         (REQUEST.partition("[step]")[0] + "step = 3", "must be a table of keys"),
         (CALIBRATE, "is for `calibrate`"),
-        ("a = " + "[" * 5000, "nested deeper than 64 levels"),
-        ("version = 1\nx = " + "9" * 5000, "not valid TOML"),
-        (b"\xff\xfe", "not UTF-8"),
         (SCHOOLS, "give exactly one of sizes and file"),
         (SCHOOLS + "sizes = [1, [2]]", "population.sizes"),
         (SCHOOLS + 'sizes = [3]\nlevels = ["a", "a"]', "must differ"),
@@ -274,34 +265,6 @@ def test_calibration_errors(call):
         assert (code, out, err.count("\n")) == (2, "", 1) and complaint in err
 
 
-def test_long_names_are_shortened_in_errors(capsys):
-    command.print_error(f"level {'n' * 5000!r} must be one that is drawn")
-    err = capsys.readouterr().err
-    assert "nnn...nnn" in err and err.endswith("must be one that is drawn\n")
-    assert len(err) < 400
-
-
-def test_invalid_records_are_refused(call, tmp_path):
-    """Archives are read without pickle."""
-    for table, complaint in [
-        (b"school,pupil\n1\n", "line 2: 1 fields under 2"),
-        (b"school\n\xff\n", "not UTF-8"),
-    ]:
-        (tmp_path / "pupils.csv").write_bytes(table)
-        request = SCHOOLS + 'file = "pupils.csv"\nlevels = ["school"]'
-        code, _, err = call("epsilon", request)
-        assert (code, err.count("\n")) == (2, 1) and complaint in err
-    path = tmp_path / "pupils.npz"
-    request = SCHOOLS + 'file = "pupils.npz"\nlevels = ["school"]'
-    np.savez(path, school=np.array([{}, 1], object))
-    assert "pickles are refused" in call("epsilon", request)[2]
-    path.write_bytes(b"PK\x03\x04 and then nothing")
-    assert call("epsilon", request)[0] == 2
-    np.save(tmp_path / "array.npy", np.arange(3))
-    (tmp_path / "array.npy").rename(path)
-    assert "npz file" in call("epsilon", request)[2]
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -310,27 +273,24 @@ def test_invalid_records_are_refused(call, tmp_path):
         ("book", "no action of book was given (see jaxdp-episodic book --help)"),
         ("data chek x", "unknown action of data 'chek'; did you mean 'check'?"),
         ("sweep x --outt y", "unknown option '--outt'; did you mean '--out'? (see"),
-        ("data import x.npz --out y", "unknown option '--out'"),
         ("epsilon x y", "unrecognized arguments: y (see"),
         ("epsilon x --delta abc", "--delta must be a number, got 'abc'"),
         ("epsilon x --num-steps", "--num-steps expected one argument"),
         ("epsilon configs/omniglot.toml --delta -1e-3", "delta must lie in (0, 1)"),
         ("data import a b --shape x", "--shape must be whole numbers, got 'x'"),
-        ("plot x --levels y", "--levels must be numbers, got 'y'"),
         (
             "plot x --kind line",
             "one of contours, heatmap, lines, pareto, got 'line'; d",
         ),
-        ("sweep x --out y --engine z", "--engine must be one of local, ray, got 'z'"),
         ("book create x y", "the following arguments are required: --epsilon, --delta"),
         ("epsilon", "give exactly one of FILE.toml, --batch FILE and --ledger FILE"),
         ("epsilon nofile.toml", "nofile.toml: No such file or directory"),
         ("predict x --support y --queries", "--queries needs a path"),
         ("plot .", "holds no sweep: it has no manifest.json"),
+        ("plot . --fix num_steps", "--fix must be FIELD=VALUE"),
         ("log .", "has no run.sqlite: give the folder of a run"),
         ("epsilon configs/demo.toml", "a training config, for `train`, `report`"),
         ("audit configs/omniglot.toml --out . --draws 0", "--draws must be at least"),
-        ("epsilon .", ". must be a plain file"),
         ("--print-completion fish", "unknown shell 'fish' (see"),
     ],
 )
@@ -433,7 +393,8 @@ def test_a_question_imports_only_what_it_needs(arguments, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", ADDED, *arguments],
         cwd=ROOT,
-        env=_environment(XDG_CACHE_HOME=str(tmp_path)),
+        env={k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+        | {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
@@ -442,11 +403,6 @@ def test_a_question_imports_only_what_it_needs(arguments, tmp_path):
     added = set(done.stdout.splitlines()[-1].split())
     heavy = "flax jax matplotlib optax orbax pyarrow ray rich scipy"
     assert added & set(heavy.split()) == set()
-
-
-def _environment(**changes):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
-    return {**kept, "JAX_PLATFORMS": "cpu", **changes}
 
 
 def test_a_cache_set_by_the_user_is_kept(tmp_path, monkeypatch):
@@ -503,7 +459,13 @@ def test_runs_as_a_module():
     assert done.returncode == 0 and done.stdout == f"jaxdp-episodic {jde.__version__}\n"
 
 
-def test_control_characters_never_reach_the_terminal(tmp_path, capsys):
+def test_names_reach_the_terminal_in_one_line_without_control_characters(
+    tmp_path, capsys
+):
+    command.print_error(f"level {'n' * 5000!r} must be one that is drawn")
+    error = capsys.readouterr().err
+    assert "nnn...nnn" in error and error.endswith("must be one that is drawn\n")
+    assert len(error) < 400
     path = tmp_path / "a\nb.toml"
     assert cli.run(["epsilon", str(path)]) == 2
     error = capsys.readouterr().err

@@ -79,6 +79,9 @@ def test_mixed_rows_equal_single_requests_in_order():
         for noise in (1.0, 2, 3.5)
     ]
     rows[1:1] = [pool(), pool(noise=1), pool(num_steps=7)]
+    parts = {"type": "ComposedSteps", "steps": [flat()["step"]] * 2}
+    for counts in ([60, 40], [50, 70]):
+        rows.append({"step": parts | {"counts": counts}, "delta": 1e-5})
     rows += [
         flat(noise=0.0),
         flat(num_steps=0),
@@ -120,15 +123,10 @@ def test_many_bad_rows_among_many():
     noises = np.where(np.arange(60) % 7 == 3, -1.0, 1 + np.arange(60) / 60)
     answers = answer_requests([flat(noise=float(noise)) for noise in noises])
     assert [a.error is not None for a in answers] == (noises < 0).tolist()
-    good = noises > 0
-    step = jde.GaussianStep(
-        jde.Poisson("user", sampling_probability=0.1), noise_multiplier=noises[good]
-    )
-    np.testing.assert_allclose(
-        [a.value for a in answers if a.error is None],
-        jde.epsilon(step, num_steps=100, delta=1e-5, method="rdp"),
-        rtol=1e-9,
-    )
+    good = flat(noise=noises[noises > 0])["step"]
+    values = [a.value for a in answers if a.error is None]
+    expected = request_of(flat() | {"step": good}).answer()
+    np.testing.assert_allclose(values, expected, rtol=1e-9)
 
 
 def schools_step(noise=2.0, privacy_unit="pupil"):
@@ -157,19 +155,6 @@ def test_rows_with_a_population():
         schools_step(np.array([1.0, 2.0])), num_steps=100, delta=1e-5, method="rdp"
     )
     np.testing.assert_allclose([a.value for a in answers], expected, rtol=1e-9)
-
-
-def test_composed_rows():
-    part = flat()["step"]
-    row = {
-        "step": {"type": "ComposedSteps", "steps": [part, part], "counts": [60, 40]},
-        "delta": 1e-5,
-    }
-    other = {**row, "step": {**row["step"], "counts": [50, 70]}}
-    first, second = answer_requests([row, other])
-    assert first.error is None
-    assert first.value == pytest.approx(alone(flat()), rel=1e-6)
-    assert second.value > first.value
 
 
 def test_each_units_own_budget(tmp_path):
@@ -256,8 +241,10 @@ def read(path):
     return parquet.read_table(path).to_pylist()
 
 
-@pytest.mark.parametrize("kind", [".jsonl", ".csv", ".parquet"])
-@pytest.mark.parametrize("into", [".jsonl", ".csv", ".parquet"])
+@pytest.mark.parametrize(
+    ("kind", "into"),
+    [(".jsonl", ".parquet"), (".csv", ".jsonl"), (".parquet", ".csv")],
+)
 def test_every_format_gives_the_same_answers(tmp_path, kind, into):
     source, out = tmp_path / f"requests{kind}", tmp_path / f"answers{into}"
     write(source)
@@ -272,24 +259,6 @@ def test_every_format_gives_the_same_answers(tmp_path, kind, into):
     assert float(rows[3]["value"]) == math.inf
     assert {row["method"] for row in rows} == {"rdp", None}
     assert not [p for p in tmp_path.iterdir() if "tmp" in p.name]
-
-
-def test_malformed_lines_are_named(tmp_path):
-    source, out = tmp_path / "r.jsonl", tmp_path / "a.jsonl"
-    good = json.dumps(nested(1.0)).encode()
-    lines = [b'{"a": ', good, b"\xff", b"[1]", b"", b'{"id": 1, "id": 2}', b"[" * 10**5]
-    source.write_bytes(b"\n".join([*lines, good]))
-    result = answer_file(source, out)
-    rows = read(out)
-    assert result.num_rows == 7 and result.num_errors == 5
-    assert [row["row"] for row in rows] == [1, 2, 3, 4, 6, 7, 8]
-    words = ["line 1: not valid JSON", "line 3: not UTF-8", "line 4: must be an object"]
-    words += ["line 6: not valid JSON: the key 'id'", "line 7: nested too deeply"]
-    assert all(
-        w in r["error"]
-        for w, r in zip(words, [r for r in rows if r["error"]], strict=True)
-    )
-    assert rows[1]["value"] == rows[-1]["value"]
 
 
 def test_malformed_csv(tmp_path):
@@ -338,7 +307,6 @@ def test_rows_are_evaluated_in_chunks(tmp_path, monkeypatch):
         ("r.jsonl", "a.txt", b"", "must end in"),
         ("r.jsonl", "r.jsonl", b"{}", "must not be the file of requests"),
         ("r.csv", "a.csv", b"", "no columns"),
-        ("r.csv", "a.csv", b"a,a\n", "two columns 'a'"),
         ("r.parquet", "a.csv", b"no", "must be a Parquet file"),
     ],
 )

@@ -17,7 +17,6 @@ from jaxdp_episodic.tools.plan.source import described_source
 from jaxdp_episodic.tools.train.search_space import read_search
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.splits import SPLITS
-from rows import fast_and_slow
 
 NAMES = [f"class {k}" for k in range(30)]
 
@@ -83,9 +82,7 @@ def init(source, out, *options):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "kind", fast_and_slow(SOURCES, lambda kind: kind in ("ClassFolders", "Table"))
-)
+@pytest.mark.parametrize("kind", SOURCES)
 def test_what_is_written_is_what_the_trainer_reads(kind, tmp_path, capsys):
     make, options = SOURCES[kind]
     source, out = make(tmp_path), tmp_path / "configs" / "first.toml"
@@ -117,7 +114,7 @@ def test_what_is_written_is_what_the_trainer_reads(kind, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", ["ClassFolders", "Table of tasks"])
 def test_what_is_written_trains_as_it_is(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "use_all_cores", lambda: None)
     make, options = SOURCES[kind]
@@ -174,12 +171,6 @@ def test_an_existing_file_is_not_overwritten(tmp_path, capsys):
     assert "exists" in capsys.readouterr().err and out.read_text() == "mine"
 
 
-def two_texts(folder):
-    path = folder / "two.csv"
-    path.write_text("a,b,c\n" + "x,y,1\n" * 9)
-    return path
-
-
 def table_of(text):
     def make(folder):
         (folder / "t.csv").write_text(text)
@@ -196,11 +187,21 @@ def npz_of(**shapes):
     return make
 
 
+def many_columns(folder):
+    values, labels = features()
+    wide = np.tile(values, (1, 700)).astype(np.float32)
+    np.savez(folder / "wide.npz", features=wide, labels=labels)
+    return folder / "wide.npz"
+
+
+REFUSED = "nothing is written, as training would refuse the config.* "
+
+
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
         (lambda folder: folder / "nothing", [], "does not exist"),
-        (two_texts, [], "--label COLUMN must be given"),
+        (table_of("a,b,c\n" + "x,y,1\n" * 9), [], "--label COLUMN must be given"),
         (table_of("a;b;class\n" + "1;2;x\n" * 3), [], "must be separated by commas"),
         (table_of("class,a\nx,1\nx,2\ny,\ny,4\n"), [], "'' in record 3"),
         (npz_of(X=(9, 8, 8), y=(9,)), [], "rename them: np.savez"),
@@ -212,19 +213,21 @@ def npz_of(**shapes):
         (
             lambda folder: pictures(folder, sizes=(1,) * 30),
             [],
-            "0 of its 30 classes (or tasks) have two examples",
+            r"0 of its 30 classes \(or tasks\) have two examples",
         ),
         (npz, ["--target", "y"], "target is for other sources than npz"),
         (npz, ["--shots", "99"], "shots must be less than"),
         (npz, ["--population", "-1"], "population must be a whole number >= 1"),
         (pictures, ["--size", "0"], "size must be a whole number >= 1"),
+        (many_columns, [], f"{REFUSED}support at most 4096 features"),
+        (npz, ["--population", "1000000"], f"{REFUSED}population must be at most"),
     ],
 )
 def test_unusable_data_are_refused(make, options, message, tmp_path, capsys):
     out = tmp_path / "first.toml"
     assert init(make(tmp_path), out, *options) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and message in said
+    assert said.count("\n") == 1 and re.search(message, said)
     assert not out.exists()
 
 
@@ -342,30 +345,6 @@ def test_a_split_called_validation_is_used(tmp_path):
     (tmp_path / "parts" / "val").mkdir()
     with pytest.raises(ValueError, match="must not both be there"):
         described_source(tmp_path / "parts", tmp_path / "x.toml")
-
-
-def many_columns(folder):
-    values, labels = features()
-    wide = np.tile(values, (1, 700)).astype(np.float32)
-    np.savez(folder / "wide.npz", features=wide, labels=labels)
-    return folder / "wide.npz"
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "message"),
-    [
-        (many_columns, [], "support at most 4096 features"),
-        (npz, ["--population", "1000000"], "population must be at most"),
-    ],
-)
-def test_no_config_is_written_that_train_refuses(
-    make, options, message, tmp_path, capsys
-):
-    out = tmp_path / "first.toml"
-    assert init(make(tmp_path), out, *options) == 2
-    said = capsys.readouterr().err
-    assert "nothing is written, as training would refuse the config" in said
-    assert message in said and not out.exists()
 
 
 @pytest.mark.slow

@@ -33,45 +33,44 @@ TRAIN = {
 }
 
 
-def asked(classes=1_800, epsilon=8.0, shape=(28, 28, 1), train=None, **changes):
-    """A plan of glyphs, or of what is given in their place."""
+def asked(
+    classes=1_800, examples=20, epsilon=8.0, shape=(28, 28), train=None, **changes
+):
+    """A plan of glyphs, or of what is given in their place, each class in an episode.
+
+    As experiments/kinds_of_data.py asks it.
+    """
+    ways, shots = min(5, classes), 5 if shape == (512,) else 1
     request = PlanRequest(
         epsilon=epsilon,
         delta=1e-5,
-        episode=EpisodeShape(shots=1, examples=(2,), ways=5, population=20),
-        compute=Compute(episodes_per_step=360, total_episodes=108_000),
+        episode=EpisodeShape(
+            shots=shots, examples=(2 * shots,), ways=ways, population=examples
+        ),
+        compute=Compute(
+            episodes_per_step=classes // ways, total_episodes=300 * (classes // ways)
+        ),
         neighboring_relation="zero_out",
-    )
-    tree = jde.Population.from_sizes([20] * classes, level_names=("class", "example"))
-    request = dataclasses.replace(request, **changes)
-    return PlanDescription(request, tree, TRAIN if train is None else train, {}, shape)
-
-
-def texts(classes=18, examples=2_000, epsilon=1.0, **changes):
-    """Short texts as 512 hashed n-grams."""
-    most = max(classes // 5, 1)
-    description = asked(
-        epsilon=epsilon,
-        shape=(512,),
-        train={"learner": {}},
-        **{
-            "episode": EpisodeShape(
-                shots=5, examples=(8,), ways=min(5, classes), population=examples
-            ),
-            "compute": Compute(episodes_per_step=most, total_episodes=300 * most),
-            **changes,
-        },
     )
     tree = jde.Population.from_sizes(
         [examples] * classes, level_names=("class", "example")
     )
-    return description._replace(population=tree)
+    request = dataclasses.replace(request, **changes)
+    if train is None:
+        train = TRAIN if len(shape) > 1 else {"learner": {}}
+    return PlanDescription(request, tree, train, {}, shape)
 
 
-def schools(number=1_676, epsilon=1.0):
+def texts(**changes):
+    """Short texts as 512 hashed n-grams."""
+    given = {"classes": 18, "examples": 2_000, "epsilon": 1.0, "shape": (512,)}
+    return asked(**given | changes)
+
+
+def schools(number=1_676):
     tree = jde.Population.from_sizes([13] * number, level_names=("school", "pupil"))
     description = asked(
-        epsilon=epsilon,
+        epsilon=1.0,
         shape=(3,),
         episode=EpisodeShape(shots=4, examples=(8,)),
         neighboring_relation="add_remove",
@@ -86,7 +85,7 @@ def schools(number=1_676, epsilon=1.0):
         (asked(epsilon=1.0), "statistics, then steps"),
         (asked(compute=Compute(episodes_per_step=9, total_episodes=99)), "statistics"),
         (asked(train={"learner": {}}), "steps"),  # images without fixed features
-        (asked(shape=(64,), train={"learner": {}}), "statistics, then steps"),
+        (asked(shape=(64,)), "statistics, then steps"),
         (texts(privacy_unit="class", epsilon=0.5), "do not train"),
         (texts(classes=5, examples=170), "statistics"),
         (texts(classes=4, examples=6), "do not train"),
@@ -103,26 +102,6 @@ def test_the_recommendation_depends_on_the_sizes(description, name):
             assert f"{ratio:.2g} ({least:g} is needed)" in found.reason
 
 
-def measured(classes, examples, epsilon, features=425):
-    """A question as experiments/kinds_of_data.py asks it."""
-    shots = 5 if features == 512 else 1
-    ways, number = min(5, classes), classes // min(5, classes)
-    train = TRAIN if features == 425 else {"learner": {}}
-    description = asked(
-        epsilon=epsilon,
-        shape=(28, 28) if features == 425 else (features,),
-        train=train,
-        episode=EpisodeShape(
-            shots=shots, examples=(2 * shots,), ways=ways, population=examples
-        ),
-        compute=Compute(episodes_per_step=number, total_episodes=300 * number),
-    )
-    tree = jde.Population.from_sizes(
-        [examples] * classes, level_names=("class", "example")
-    )
-    return description._replace(population=tree)
-
-
 @pytest.mark.parametrize(
     ("sizes", "gains"),
     [
@@ -135,11 +114,11 @@ def measured(classes, examples, epsilon, features=425):
         ((1200, 4, 8.0), (0.147, 0.148)),
         ((5, 170, 8.0), (0.031, 0.024)),
         ((12, 500, 8.0), (0.274, 0.257)),
-        ((18, 600, 1.0, 512), (0.016, 0.008)),
+        ((18, 600, 1.0, (512,)), (0.016, 0.008)),
     ],
 )
 def test_the_best_that_was_measured_is_recommended(sizes, gains):
-    found = recommended_pipeline(measured(*sizes))
+    found = recommended_pipeline(asked(*sizes))
     if gains is None:
         assert found.name == NONE
         return
@@ -180,7 +159,7 @@ def test_the_signal_to_noise_ratio_is_its_definition():
     expected = 1_800 * 20 / (noise * math.sqrt(2 * 425))
     assert found.ratio == pytest.approx(expected, rel=1e-6)
     # A class or an example: each is one contribution.
-    found = [recommended_pipeline(measured(c, n, 8.0)) for c, n in ((10, 60), (60, 10))]
+    found = [recommended_pipeline(asked(c, n)) for c, n in ((10, 60), (60, 10))]
     assert found[0].ratio == pytest.approx(found[1].ratio)
     of_classes = recommended_pipeline(asked(privacy_unit="class", epsilon=1.0))
     assert of_classes.ratio == pytest.approx(expected / 20, rel=1e-6)

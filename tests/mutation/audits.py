@@ -1,41 +1,35 @@
-"""Checks that audit: the noised gradient, the whole trainer, the accountant."""
+"""Checks that audit: the noised gradient, and the accountant."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
-from jaxdp_episodic.audit import Training, audit_steps, score_bounds
+from jaxdp_episodic.audit import audit_release
 from jaxdp_episodic.trainer.audit.game import made_up, worlds_of
 from jaxdp_episodic.trainer.config.training_parts import DISCRETE, GAUSSIAN
-from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.learners.episode import Block, contribution_loss
 from jaxdp_episodic.trainer.learners.learners import ProtoNet
-from jaxdp_episodic.trainer.run.trainer import Trainer
 from mutation.verdicts import Effort, Verdict, of_bounds
 from oracles.worlds import divergence
-from training_runs import sinusoid_learner
 
 DELTAS = (1e-3, 1e-2, 1e-1)
 CLIP, NOISE, DIVISOR = 0.01, 2.0, 4.0
 _LAYER = np.array([1_000.0, 0.0])  # loud
-_CHOOSING = 0.3
 
 # Everybody is drawn, so sampling hides nothing. One unit changes the sum by C if the
-# unit itself is clipped, by 2C if it is an example of an episode: the claim is then
-# that of `EPISODE`, by an accountant that several checks share.
-_ALL = jde.Poisson("unit", sampling_probability=1.0)
-ONCE = jde.GaussianStep(_ALL, noise_multiplier=NOISE)
-TWICE = jde.GaussianStep(_ALL, noise_multiplier=NOISE / 2)
+# unit itself is clipped, by 2C if it is an example of an episode.
+ONCE = jde.GaussianStep(
+    jde.Poisson("unit", sampling_probability=1.0), noise_multiplier=NOISE
+)
 _WAYS = 5
 EPISODE = jde.GaussianStep(
     jde.GroupedClasses(
@@ -90,24 +84,21 @@ def _audit_gradient(
 
     gradient._sum = known_sum
 
-    def scored(number: int, is_in: bool) -> float:
-        key = (2 * number + is_in).to_bytes(32, "little")
-        drawn = gradient.noise(params, key, multiplier)
-        released, _ = gradient(params, [blocks[is_in]], drawn, **settings)
-        return float(score(jax.device_get(released)))
+    numbers = itertools.count()
 
-    scores = {
-        is_in: np.array([scored(n, is_in) for n in range(effort.releases)])
-        for is_in in blocks
-    }
-    choosing = int(_CHOOSING * effort.releases)
-    bounds = score_bounds(
-        (scores[True][:choosing], scores[False][:choosing]),
-        (scores[True][choosing:], scores[False][choosing:]),
-        DELTAS,
+    def release(key: jax.Array, is_in: bool) -> Any:
+        drawn = gradient.noise(params, next(numbers).to_bytes(32, "little"), multiplier)
+        released, _ = gradient(params, [blocks[is_in]], drawn, **settings)
+        return jax.device_get(released)
+
+    audit = audit_release(
+        release,
+        claimed=jde.epsilon(step, num_steps=1, delta=list(DELTAS)),
+        deltas=DELTAS,
+        num_draws=effort.releases,
+        score=score,
     )
-    claims = jde.epsilon(step, num_steps=1, delta=list(DELTAS))
-    return of_bounds(bounds, np.asarray(claims))
+    return of_bounds(audit.bounds, audit.claimed)
 
 
 def _audit_rows(
@@ -185,7 +176,7 @@ def support_example(effort: Effort) -> Verdict:
         contribution_loss(learner, (_WAYS, 2), shots=1),
         {"w": np.ones(1, np.float32)},
         {is_in: _protonet_block(with_unit=is_in) for is_in in (True, False)},
-        TWICE,
+        EPISODE,
         lambda out: out["w"][0],
         effort,
     )
@@ -204,45 +195,6 @@ def clipped_by_slot(loss: Any, params: Any, unit: Block, clip: jax.Array) -> Any
     clipped, norm, finite = jax.vmap(of_class)(jnp.arange(_WAYS))
     total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), clipped)
     return total, jnp.max(norm), jnp.all(finite)
-
-
-def trainer_steps(effort: Effort) -> Verdict:
-    """Two runs of the trainer, with and without a task of large gradients."""
-    audit = audit_steps(_tasks(), num_draws=effort.trainer_steps, deltas=DELTAS)
-    return of_bounds(audit.bounds, audit.claimed)
-
-
-def _tasks() -> Training:
-    """MAML on 12 tasks, nearly all of them in every step."""
-    rng = np.random.default_rng(0)
-    number, points = 12, 4
-    x = rng.uniform(-3, 3, size=(number, points))
-    data = ExampleTable.from_records(
-        x.reshape(-1, 1),
-        np.sin(x + rng.uniform(0, 3, size=(number, 1))).ravel(),
-        units={"task": np.repeat(np.arange(number), points)},
-        example_level="point",
-    )
-    sampling = jde.MultistageSampling(
-        jde.Poisson("task", sampling_probability=0.9),
-        jde.WithoutReplacement("point", size=points),
-    )
-    step = jde.GaussianStep(
-        sampling, noise_multiplier=1.0, clip_unit="task", privacy_unit="task"
-    )
-    learner, params = sinusoid_learner()
-    return Training(
-        learner,
-        params,
-        data,
-        PrivacyBudget(step, 1e9, 1e-5, 1, 1),
-        2,
-        optax.sgd(0.01),
-        0.5,
-        normalizer=10.0,
-        # The same outcome every time, in a test.
-        make_trainer=lambda *args, **named: Trainer(*args, **{**named, "seed": 7}),
-    )
 
 
 def _described(

@@ -15,24 +15,21 @@ from scipy.signal import lfilter
 
 import jaxdp_episodic as jde
 from crash_rigs import Killed
-from jaxdp_episodic.audit import score_bounds
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.learners import Supervised
 from jaxdp_episodic.trainer.run.mechanisms import GradientStep, RunDraws
 from jaxdp_episodic.trainer.run.store import RunStore
 from jaxdp_episodic.trainer.run.trainer import Trainer
-from mutation.verdicts import Effort, Verdict, of_bounds
+from mutation.verdicts import Effort, Verdict
 from oracles import banded
 from training_runs import PlainBudget
 
 BANDS = 3
 STEPS = 24  # gradient steps, eight of each group
 NOISE = 2.5  # noise multiplier
-DELTAS = (1e-3, 1e-2, 1e-1)
 _MOST = 4_000  # canaries
 _WIDTH = 5.0  # standard errors
-SHARE = 0.3  # of the canaries, by which the threshold of the score is chosen
 
 
 class Run(NamedTuple):
@@ -163,37 +160,6 @@ def killed(
     return Run(canaries, drawn, released, starts, k / np.linalg.norm(k))
 
 
-def canaries(effort: Effort) -> Verdict:
-    """Likelihood ratios of users in the data and not, against the claim.
-
-    The attacker knows each user's group; absent users get a random one.
-    """
-    run = killed(min(effort.releases, _MOST))
-    half = run.canaries // 2
-    rows = {  # the releases before decoding
-        turn: sum(
-            c * run.released[turn - i]
-            for i, c in enumerate(run.coefficients)
-            if turn - i >= run.start(turn)
-        )
-        for turn in run.released
-    }
-    group = np.random.default_rng(0).integers(BANDS, size=run.canaries)
-    for turn in range(BANDS):
-        group[run.drawn[turn]] = turn
-    scores = np.zeros(run.canaries)
-    for turn in run.released:
-        for i, c in enumerate(run.coefficients):
-            if turn + i in rows and run.start(turn + i) <= turn:
-                ratio = c * (rows[turn + i] + c / 2)  # negative log likelihoods
-                scores -= np.where(group == turn % BANDS, ratio, 0.0)
-    scores = np.random.default_rng(1).permutation(scores.reshape(2, half), axis=1)
-    choosing = int(SHARE * half)
-    bounds = score_bounds(scores[:, :choosing], scores[:, choosing:], DELTAS)
-    claims = jde.epsilon(_step(), num_steps=STEPS, delta=list(DELTAS))
-    return of_bounds(bounds, np.asarray(claims))
-
-
 def turns(effort: Effort) -> Verdict:
     """Nobody takes part in two of as many steps in a row as there are bands."""
     del effort
@@ -222,15 +188,24 @@ def decoded(effort: Effort) -> Verdict:
     return Verdict(bool(off > _WIDTH), f"{off:.1f} standard errors off")
 
 
+def noised(effort: Effort) -> Verdict:
+    """The noise is that of the charge."""
+    return _noise(killed(min(effort.releases, _MOST)), NOISE)
+
+
 def counted(effort: Effort) -> Verdict:
     """A vote as long as the gradient: the noise of both is sqrt(2) times as large."""
     clipping = ClippingConfig(count_noise=0.5, rate=1e-6)
     run = killed(min(effort.releases, _MOST), clipping=clipping)
-    noise = [n / run.rise(turn) for turn, n in run.noise.items()]
-    needed, all_noise = NOISE * np.sqrt(2), np.concatenate(noise)
-    error = needed / np.sqrt(len(all_noise))  # more than that of a deviation
-    words = f"noise {all_noise.std():.4f}, {needed:.4f} charged"
-    return Verdict(bool(all_noise.std() < needed - _WIDTH * error), words)
+    return _noise(run, NOISE * np.sqrt(2))
+
+
+def _noise(run: Run, charged: float) -> Verdict:
+    """The deviation of the noise of all releases, against the charged one."""
+    noise = np.concatenate([n / run.rise(turn) for turn, n in run.noise.items()])
+    error = charged / np.sqrt(len(noise))  # more than that of a deviation
+    words = f"noise {noise.std():.4f}, {charged:.4f} charged"
+    return Verdict(bool(noise.std() < charged - _WIDTH * error), words)
 
 
 def sizes(effort: Effort) -> Verdict:

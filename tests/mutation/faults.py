@@ -13,14 +13,9 @@ from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run import ledger
 from jaxdp_episodic.trainer.run.mechanisms import RunDraws
 from jaxdp_episodic.trainer.run.trainer import Trainer
-from mutation import audits, band_audits, crashes, draw_audits, person_audits, sampled
+from mutation import audits, band_audits, crashes, person_audits, sampled
 from mutation.planting import LEDGER, SAMPLER, Edit, Fault
 
-_HALVED = Edit(
-    PrivateGradient.noise,
-    "self._kind, steps * multiplier,",
-    "self._kind, 0.5 * steps * multiplier,",
-)
 _CLIP = "clipped, norm, finite = clip_by_norm(contribution, clip)"
 _UNCLIPPED = Edit(
     private_gradient._summer,
@@ -37,29 +32,18 @@ _CLIPPED_SUM = Edit(
 )
 _DONE = "self._now = (state._replace(**fields), number)"
 _DRAWN = "draw_units(self.levels, generator)"
-_SHUFFLED = Edit(rows.TreeRows.draw, _DRAWN, "batch_of_an_epoch(self, generator)")
-_BATCHES = {"batch_of_an_epoch": sampled.batch_of_an_epoch}
-_VANISHED = Edit(
-    sampler.rows_and_levels,
-    "make_levels(sampling.levels, population, slots_of)",
-    "make_levels(sampling.levels, without_empty(population), slots_of)",
-)
-_NOT_EMPTY = {"without_empty": sampled.without_empty}
 _NORM = "clip_norm.longest(self.clipping) * self._longer"
 
 FAULTS = (
     Fault(
         "noise halved",
-        _HALVED,
+        Edit(
+            PrivateGradient.noise,
+            "self._kind, steps * multiplier,",
+            "self._kind, 0.5 * steps * multiplier,",
+        ),
         audits.loud_unit,
         "with half the deviation the unit stands out twice as far",
-    ),
-    Fault(
-        "noise halved, in a run of the trainer",
-        _HALVED,
-        audits.trainer_steps,
-        "the same, seen in the steps of two real runs",
-        is_slow=True,
     ),
     Fault(
         "discrete noise without its multiplier",
@@ -119,12 +103,12 @@ FAULTS = (
         "a key used twice, by two steps",
         Edit(
             Keys.new,
-            "_hashed(purpose, self._seed, number)",  # the audit's run has a seed
+            "secrets.token_bytes(KEY_BYTES)",
             "_hashed(purpose, self._seed, 0)",
         ),
-        audits.trainer_steps,
+        crashes.killed_and_resumed,
         "the same noise in every step hides nothing",
-        is_slow=True,
+        LEDGER,
     ),
     Fault(
         "dropped Poisson tasks",
@@ -147,19 +131,11 @@ FAULTS = (
     ),
     Fault(
         "shuffled epochs charged as Poisson",
-        _SHUFFLED,
+        Edit(rows.TreeRows.draw, _DRAWN, "batch_of_an_epoch(self, generator)"),
         sampled.drawn_examples,
         "batches of one size, no unit twice in an epoch: no coin was tossed",
         SAMPLER,
-        _BATCHES,
-    ),
-    Fault(
-        "shuffled epochs charged as Poisson, over an epoch",
-        _SHUFFLED,
-        draw_audits.epoch,
-        "in an epoch every unit takes part for certain, by coins perhaps never",
-        helpers=_BATCHES,
-        is_slow=True,
+        {"batch_of_an_epoch": sampled.batch_of_an_epoch},
     ),
     Fault(
         "bins reused in every epoch",
@@ -179,9 +155,9 @@ FAULTS = (
             "if isinstance(self._scheme, RandomAllocation):",
             "if False:",
         ),
-        draw_audits.swapped_in_an_epoch,
-        "the others' sums are known, and a swap moves one of them by 2C",
-        is_slow=True,
+        sampled.bins_of_two_epochs,
+        "two units never share a step, so where one is tells of the other",
+        SAMPLER,
     ),
     Fault(
         "Poisson's number charged for episodes in epochs",
@@ -236,19 +212,15 @@ FAULTS = (
     ),
     Fault(
         "an emptied unit that vanishes",
-        _VANISHED,
+        Edit(
+            sampler.rows_and_levels,
+            "make_levels(sampling.levels, population, slots_of)",
+            "make_levels(sampling.levels, without_empty(population), slots_of)",
+        ),
         sampled.fixed_number_of_tasks,
         "when its last example leaves, all others are drawn more often",
         SAMPLER,
-        _NOT_EMPTY,
-    ),
-    Fault(
-        "an emptied unit that vanishes, in what is released",
-        _VANISHED,
-        draw_audits.last_of_its_class,
-        "the other class is then drawn every time, with all of its examples",
-        helpers=_NOT_EMPTY,
-        is_slow=True,
+        {"without_empty": sampled.without_empty},
     ),
     Fault(
         "charge after release",
@@ -342,7 +314,7 @@ FAULTS = (
     Fault(
         "noise of bands without the norm of their coefficients",
         Edit(PrivateGradient.noise, _NORM, "clip_norm.longest(self.clipping)"),
-        band_audits.canaries,
+        band_audits.noised,
         "a contribution is in several releases, and as long as all of its shares",
         is_slow=True,
     ),

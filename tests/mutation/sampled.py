@@ -46,7 +46,8 @@ def fixed_number_of_tasks(effort: Effort) -> Verdict:
 def blocks_of_tasks(effort: Effort) -> Verdict:
     """What `make_blocks` hands to the trainer, by the tests of the sampler."""
     case = CASES["tasks-poisson-subset"]()
-    return _verdict(check(case, effort.draws, seed=22, sampler=_InBlocks(case.sampler)))
+    case = case._replace(sampler=_InBlocks(case.sampler))
+    return _verdict(check(case, effort.draws, seed=22))
 
 
 def bins_of_two_epochs(effort: Effort) -> Verdict:

@@ -14,13 +14,11 @@ class Effort(NamedTuple):
     """The effort of a check."""
 
     releases: int  # that an audit draws with the unit, and as many without
-    trainer_steps: int  # of each of two runs
     draws: int  # of a sampler
-    method: str  # of a claim about whole epochs: upper bounds, "rdp" is quicker
 
 
-QUICK = Effort(releases=1_200, trainer_steps=500, draws=2_000, method="rdp")
-FULL = Effort(releases=50_000, trainer_steps=2_000, draws=20_000, method="exact")
+QUICK = Effort(releases=1_200, draws=2_000)  # of the tests
+FULL = Effort(releases=50_000, draws=20_000)  # of `make trust`
 
 
 class Verdict(NamedTuple):

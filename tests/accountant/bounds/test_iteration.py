@@ -24,22 +24,6 @@ from oracles.finite_distributions import assert_between
 COUNT = 150
 
 
-def random_run(rng):
-    steps = int(rng.integers(1, 30))
-    beta = 10 ** rng.uniform(-1, 1)
-    m = beta * rng.uniform(0, 1) * rng.integers(0, 2)
-    eta = rng.uniform(0.01, 2, steps) / beta
-    sigma = rng.uniform(0, 3, steps) * (rng.random(steps) > 0.2)
-    return {
-        "learning_rates": eta,
-        "noise_stds": sigma,
-        "lipschitz": 10 ** rng.uniform(-1, 1),
-        "smoothness": beta,
-        "strong_convexity": m,
-        "batch_size": int(rng.integers(1, 9)),
-    }
-
-
 def test_published_constants():
     """Theorem 23: alpha 2 L² / (sigma² (n + 1 - t)) at constant steps and noise."""
     n, lipschitz, sigma = 50, 0.7, 1.3
@@ -63,18 +47,22 @@ def test_upper_bound_of_exact_gaussian_runs():
     """
     rng = np.random.default_rng(1)
     for _ in range(300):
-        run = random_run(rng)
-        run["strong_convexity"] = run["smoothness"] = 10 ** rng.uniform(-1, 1)
-        run["learning_rates"] = rng.uniform(0.01, 0.6, len(run["learning_rates"]))
-        run["learning_rates"] /= run["smoothness"]
-        run["noise_stds"] = run["noise_stds"] + 0.1
-        eta = run["learning_rates"]
-        c = np.abs(1 - eta * run["smoothness"])
-        carry = np.array([np.prod(c[i + 1 :]) for i in range(len(eta))])
-        variance = np.sum((eta * run["noise_stds"] * carry) ** 2)
-        shift = 2 * eta * run["lipschitz"] / run["batch_size"] * carry
-        exact = shift**2 / (2 * variance)
-        bound = one_pass_rho(**run)
+        steps, curvature = int(rng.integers(1, 30)), 10 ** rng.uniform(-1, 1)
+        lipschitz, batch = 10 ** rng.uniform(-1, 1), int(rng.integers(1, 9))
+        eta = rng.uniform(0.01, 0.6, steps) / curvature
+        noise = rng.uniform(0, 3, steps) * (rng.random(steps) > 0.2) + 0.1
+        c = np.abs(1 - eta * curvature)
+        carry = np.array([np.prod(c[i + 1 :]) for i in range(steps)])
+        variance = np.sum((eta * noise * carry) ** 2)
+        exact = (2 * eta * lipschitz / batch * carry) ** 2 / (2 * variance)
+        bound = one_pass_rho(
+            learning_rates=eta,
+            noise_stds=noise,
+            lipschitz=lipschitz,
+            smoothness=curvature,
+            strong_convexity=curvature,
+            batch_size=batch,
+        )
         assert np.all(bound >= exact * (1 - 1e-12))
         assert bound[0] == pytest.approx(exact[0], rel=1e-10)
 
@@ -115,27 +103,21 @@ BOUNDED = {"lipschitz": 1.0, "smoothness": 2.0, "learning_rate": 0.05}
 
 def test_full_batch_is_composition_then_constant():
     steps = np.array([0, 1, 7, 10**3, 10**5, 10**7, 10**9])
-    rho = full_batch_rho(
-        num_steps=steps,
-        num_examples=100,
-        noise_std=0.5,
-        strong_convexity=0.0,
-        diameter=1.0,
-        **BOUNDED,
+    rho, free = (
+        full_batch_rho(
+            num_steps=steps,
+            num_examples=100,
+            noise_std=0.5,
+            strong_convexity=0.0,
+            diameter=diameter,
+            **BOUNDED,
+        )
+        for diameter in (1.0, np.inf)
     )
     composed = 2 * steps / (100 * 0.5) ** 2
-    assert rho[0] == 0
-    np.testing.assert_allclose(rho[1:4], composed[1:4], rtol=1e-9)
+    np.testing.assert_allclose(rho[:4], composed[:4], rtol=1e-9)
     settled = 4 * 1.0 / (100 * 0.05 * 0.5**2)
     np.testing.assert_allclose(rho[4:], settled, rtol=1e-3)
-    free = full_batch_rho(
-        num_steps=steps,
-        num_examples=100,
-        noise_std=0.5,
-        strong_convexity=0.0,
-        diameter=np.inf,
-        **BOUNDED,
-    )
     np.testing.assert_allclose(free, composed, rtol=1e-9)
 
 
@@ -298,8 +280,8 @@ def test_projected_runs_with_full_batches():
     assert np.max(exact / bound) > 0.9
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.slow)])
-def test_projected_runs_with_random_batches(count):
+def test_projected_runs_with_random_batches():
+    count = 40
     runs = ProjectedRuns(np.random.default_rng(63), count)
     batch = np.ceil(runs.examples * np.random.default_rng(64).uniform(0, 1, count))
     orders = np.array([1.5, 2.0, 8.0])
@@ -313,4 +295,4 @@ def test_projected_runs_with_random_batches(count):
         ]
     )
     assert_between(0, exact, bound, rtol=1e-7, atol=1e-9)
-    assert np.max(exact / bound) > (0.9 if count > 100 else 0.3)
+    assert np.max(exact / bound) > 0.3

@@ -52,98 +52,90 @@ def test_rdp_at_extreme_parameters(spec, oracle):
 def test_rdp_of_large_orders_is_the_pure_epsilon(spec):
     mechanism = spec(np.array([0.1, 1.0, 5.0]))
     np.testing.assert_allclose(mechanism.rdp(1e9), mechanism.pure_epsilon, rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "pure", "delta"),
+    [
+        *(
+            (spec, none, np.inf, 1)
+            for spec in (Gaussian, Laplace)
+            for none in (0, -0.0)
+        ),
+        *((spec, np.inf, 0, 0) for spec in (Gaussian, Laplace)),
+        (RandomizedResponse, 0.0, 0, 0),
+        (RandomizedResponse, np.inf, np.inf, 1),
+    ],
+)
+def test_no_noise_and_infinite_noise(spec, value, pure, delta):
+    mechanism = spec(value)
+    assert mechanism.rdp(2.0) == mechanism.pure_epsilon == pure
+    assert mechanism.delta([0.0, 3.0, np.inf]).tolist() == [delta] * 3
     assert Gaussian(1.0).pure_epsilon == np.inf
-
-
-@pytest.mark.parametrize("spec", [Gaussian, Laplace])
-def test_no_noise_and_infinite_noise(spec):
-    assert spec(0.0).rdp(2.0) == spec(-0.0).rdp(2.0) == np.inf
-    assert spec(0.0).pure_epsilon == np.inf
-    assert spec(0.0).delta([0.0, 3.0, np.inf]).tolist() == [1.0, 1.0, 1.0]
-    assert spec(np.inf).rdp(2.0) == 0
-    assert spec(np.inf).pure_epsilon == 0
-    assert spec(np.inf).delta([0.0, 3.0, np.inf]).tolist() == [0.0, 0.0, 0.0]
-
-
-def test_randomized_response_limits():
-    assert RandomizedResponse(0.0).rdp(2.0) == 0
-    assert RandomizedResponse(np.inf).rdp(2.0) == np.inf
-    assert RandomizedResponse(np.inf).delta(np.inf) == 1
-    assert RandomizedResponse(0.0).delta(0.0) == 0
 
 
 # --- Privacy profiles ---
 
 
-def test_gaussian_profile():
-    sigmas = [1e-3, 0.05, 0.3, 1.0, 4.0, 1e2, 1e5]
-    epsilons = [0.0, 1e-8, 1e-3, 0.1, 1.0, 5.0, 30.0]
-    values = Gaussian(np.array(sigmas)[:, None]).delta(epsilons)
+def gaussian_delta(eps, sigma):
+    s = 1 / mp.mpf(sigma)
+    return mp.ncdf(s / 2 - eps / s) - mp.exp(eps) * mp.ncdf(-s / 2 - eps / s)
+
+
+def laplace_delta(eps, scale):
+    """P > gQ where x > x0: e^(x - s) = e^(eps - x) inside (0, s)."""
+    s = 1 / mp.mpf(scale)
+    x0 = (eps + s) / 2
+    if x0 >= s:
+        return mp.mpf(0)
+    return 1 - mp.exp(x0 - s) / 2 - mp.exp(eps - x0) / 2
+
+
+def response_delta(eps, own):
+    most, g = mp.exp(mp.mpf(own)), mp.exp(eps)
+    return max(mp.mpf(0), (most - g) / (1 + most))
+
+
+@pytest.mark.parametrize(
+    ("spec", "delta", "parameters"),
+    [
+        (Gaussian, gaussian_delta, [1e-3, 0.05, 0.3, 1.0, 4.0, 1e2, 1e5]),
+        (Laplace, laplace_delta, [0.01, 0.3, 1.0, 5.0, 1e6]),
+        (RandomizedResponse, response_delta, [0.01, 1.0, 40.0]),
+    ],
+)
+def test_profiles(spec, delta, parameters):
+    epsilons = [0.0, 1e-9, 1e-3, 0.1, 0.5, 1.0, 5.0, 30.0, 39.0, 99.9]
+    values = spec(np.array(parameters)[:, None]).delta(epsilons)
     with mp.workdps(60):
-        for row, sigma in zip(values, sigmas, strict=True):
-            s = 1 / mp.mpf(sigma)
+        for row, parameter in zip(values, parameters, strict=True):
             for value, eps in zip(row, epsilons, strict=True):
-                e = mp.mpf(eps)
-                exact = mp.ncdf(s / 2 - e / s) - mp.exp(e) * mp.ncdf(-s / 2 - e / s)
-                if exact < 1e-307:
-                    assert exact <= value < 3e-308
-                else:
-                    # in the far tail the rounding of eps is amplified by t²
-                    tail = max(0.0, float(e / s)) ** 2
-                    assert abs(value / exact - 1) < 1e-12 + 1e-15 * tail, (sigma, eps)
-
-
-def test_laplace_profile():
-    """Against the integral of (P - g Q)_+ over the three pieces of the line."""
-    scales, epsilons = [0.01, 0.3, 1.0, 5.0, 1e6], [0.0, 1e-9, 0.1, 1.0, 3.0, 99.9]
-    values = Laplace(np.array(scales)[:, None]).delta(epsilons)
-    with mp.workdps(50):
-        for row, scale in zip(values, scales, strict=True):
-            s = 1 / mp.mpf(scale)
-            for value, eps in zip(row, epsilons, strict=True):
-                e = mp.mpf(eps)
-                # P > gQ where x > x0: e^{x-s} = e^{e-x} inside (0, s)
-                x0 = (e + s) / 2
-                exact = mp.mpf(0)
-                if x0 < s:
-                    p_mass = 1 - mp.exp(x0 - s) / 2
-                    exact = p_mass - mp.exp(e) * mp.exp(-x0) / 2
-                # 1/scale and its difference from eps are rounded
-                rounding = 1e-15 * float(s) if exact else 0
-                assert abs(value - exact) <= 1e-14 * exact + rounding
-
-
-def test_randomized_response_profile():
-    values = RandomizedResponse(np.array([[0.01], [1.0], [40.0]])).delta(
-        [0.0, 0.5, 39.0]
-    )
-    with mp.workdps(50):
-        for row, eps0 in zip(values, [0.01, 1.0, 40.0], strict=True):
-            for value, eps in zip(row, [0.0, 0.5, 39.0], strict=True):
-                e0, g = mp.exp(mp.mpf(eps0)), mp.exp(mp.mpf(eps))
-                exact = max(mp.mpf(0), (e0 - g) / (1 + e0))
-                assert abs(value - exact) <= 1e-14 * exact
+                exact = delta(mp.mpf(eps), parameter)
+                if spec is Gaussian:
+                    # In the far tail the rounding of eps is amplified by t²; what
+                    # underflows is rounded up.
+                    near = 1e-12 + 1e-15 * (eps * parameter) ** 2
+                    assert exact <= value * (1 + near)
+                    assert value <= max(exact * (1 + near), 3e-308)
+                else:  # 1 / scale, and its difference from eps, are rounded
+                    rounded = 1e-15 / parameter if spec is Laplace and exact else 0
+                    assert abs(value - exact) <= 1e-14 * exact + rounded
 
 
 # --- A user's own curve ---
 
 
 def test_table_is_exact_at_whole_orders_and_above_between():
-    exact = Laplace(np.array([0.3, 2.0]))
-    table = RdpTable(exact.rdp(np.arange(2, 33)))
-    np.testing.assert_allclose(
-        table.rdp(np.arange(2, 33)), exact.rdp(np.arange(2, 33)), rtol=1e-15
-    )
+    exact, whole = Laplace(np.array([0.3, 2.0])), np.arange(2, 33)
+    table = RdpTable(exact.rdp(whole))
+    np.testing.assert_allclose(table.rdp(whole), exact.rdp(whole), rtol=1e-15)
     orders = np.linspace(1.01, 32, 200)
     values, truth = table.rdp(orders), exact.rdp(orders)
     assert np.all(values >= truth * (1 - 1e-14))
     assert np.all(values[:, orders > 2] <= 1.05 * truth[:, orders > 2])
-
-
-def test_infinite_values_affect_only_orders_beyond_them():
+    # An infinite value affects only the orders beyond the one before it.
     table = RdpTable(np.array([1.0, 2.0, np.inf]))
-    assert table.rdp([2.0, 3.0]).tolist() == [1.0, 2.0]
-    assert table.rdp([3.5, 4.0]).tolist() == [np.inf, np.inf]
+    assert table.rdp([2.0, 3.0, 3.5, 4.0]).tolist() == [1.0, 2.0, np.inf, np.inf]
 
 
 def test_curve_in_jax_and_in_numpy():

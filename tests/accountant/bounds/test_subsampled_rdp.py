@@ -1,16 +1,12 @@
-"""Subsampled RDP: against the published sums, the true mechanisms, other libraries."""
+"""Subsampled RDP: against the published sums and the true mechanisms."""
 
 import dataclasses
 import functools
-import json
 import math
-from pathlib import Path
 
-import dp_accounting
 import mpmath as mp
 import numpy as np
 import pytest
-from dp_accounting.rdp import RdpAccountant
 
 from jaxdp_episodic.accountant.bounds import subsampled_rdp
 from jaxdp_episodic.bounds import (
@@ -25,11 +21,7 @@ from jaxdp_episodic.bounds import (
 from oracles.finite_distributions import assert_between, random_distributions
 from oracles.precise import mp_gaussian, mp_laplace, mp_response
 
-REFERENCE = json.loads(
-    (Path(__file__).resolve().parents[2] / "reference.json").read_text()
-)
 COUNT = 100
-BOUNDS = ("general", "tight", "lower")
 RATES = [1e-12, 1e-4, 0.01, 0.3, 0.9]
 WHOLE = [2, 3, 5, 32]
 
@@ -75,84 +67,37 @@ MECHANISMS = [
     RandomizedResponse(0.05),
     RandomizedResponse(9.0),
 ]
-IDS = [str(m) for m in MECHANISMS]
 
 
-@pytest.mark.parametrize("bound", BOUNDS)
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=IDS)
-def test_poisson_matches_the_published_sum(mechanism, bound):
-    values = rdp_poisson_subsampled(
-        mechanism, sampling_probability=RATES, orders=WHOLE, bound=bound
-    )
-    factor = 3 if bound == "general" else 1
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_values_are_those_of_the_published_sums(mechanism):
+    def smallest(moment, plain=False):
+        """At each rate and order; an amplified RDP is at most that of all units."""
+        rows = [[moment(p, a) for a in WHOLE] for p in RATES]
+        if not plain:
+            least = [curve(a) for a in WHOLE]
+            rows = [[*map(min, row, least)] for row in rows]
+        return np.array(rows, dtype=np.float64)
+
+    same = functools.partial(np.testing.assert_allclose, rtol=5e-13)
     with mp.workdps(60):
         curve = mp_curve(mechanism)
-        expected = [[mp_poisson(curve, p, a, factor) for a in WHOLE] for p in RATES]
-        if bound != "lower":
-            expected = [
-                [min(v, curve(a)) for v, a in zip(row, WHOLE, strict=True)]
-                for row in expected
-            ]
-    expected = np.array(expected, dtype=np.float64)
-    np.testing.assert_allclose(values, expected, rtol=5e-13)
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=IDS)
-def test_without_replacement_matches_the_published_sum(mechanism):
-    values = rdp_without_replacement_subsampled(
-        mechanism, sampling_rate=RATES, orders=WHOLE
-    )
-    with mp.workdps(60):
-        curve = mp_curve(mechanism)
-        expected = [
-            [min(mp_without_replacement(curve, p, a), curve(a)) for a in WHOLE]
-            for p in RATES
-        ]
-    expected = np.array(expected, dtype=np.float64)
-    np.testing.assert_allclose(values, expected, rtol=5e-13)
-
-
-# --- Gaussian: three independent sources ---
-
-
-def test_tight_gaussian_is_the_sampled_gaussian():
-    """The reference table at integer orders, an upper bound of it at others."""
-    for row in REFERENCE["sampled_gaussian_rdp"]:
-        value = rdp_poisson_subsampled(
-            Gaussian(row["noise_multiplier"]),
-            sampling_probability=row["sampling_probability"],
-            orders=row["alpha"],
-            bound="tight",
+        for bound, factor in (("general", 3), ("tight", 1), ("lower", 1)):
+            values = rdp_poisson_subsampled(
+                mechanism, sampling_probability=RATES, orders=WHOLE, bound=bound
+            )
+            moment = functools.partial(mp_poisson, curve, factor=factor)
+            same(values, smallest(moment, plain=bound == "lower"))
+        values = rdp_without_replacement_subsampled(
+            mechanism, sampling_rate=RATES, orders=WHOLE
         )
-        exact = float(row["rdp_forward"])
-        assert value >= exact * (1 - 1e-12)
-        if row["alpha"] == int(row["alpha"]):
-            assert value == pytest.approx(exact, rel=1e-11)
-
-
-def test_dp_accounting_without_replacement():
-    """It has the tighter Theorem 27 up to order 256 and Theorem 9 beyond.
-
-    Its noise multiplier is relative to the sensitivity under replacement, as ours.
-    """
-    orders, relation = [2, 3, 8, 64, 300, 400], dp_accounting.NeighboringRelation
-    accountant = RdpAccountant(orders, relation.REPLACE_ONE)
-    gaussian = dp_accounting.GaussianDpEvent(6.0)
-    accountant.compose(
-        dp_accounting.SampledWithoutReplacementDpEvent(10_000, 10, gaussian)
-    )
-    theirs = accountant._rdp
-    values = rdp_without_replacement_subsampled(
-        Gaussian(6.0), sampling_rate=1e-3, orders=orders
-    )
-    np.testing.assert_allclose(values[-2:], theirs[-2:], rtol=1e-9)
-    assert np.all(values >= theirs * (1 - 1e-9))
+        same(values, smallest(functools.partial(mp_without_replacement, curve)))
 
 
 # --- Limits and order ---
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=IDS)
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_rate_0_and_rate_1(mechanism):
     """At rate 1 the curve itself: this fails if log M is divided by a, not a - 1."""
     orders = [1.001, 1.5, 2, 2.7, 3, 17.3, 64]
@@ -279,6 +224,8 @@ def test_a_users_curve_equals_the_named_mechanism():
 
 
 def test_bounds_without_a_proof_are_refused():
+    with pytest.raises(TypeError, match="mechanism must be"):
+        rdp_without_replacement_subsampled(1.0, sampling_rate=0.1, orders=2)
     for mechanism in (RdpTable(np.array([1.0])), lambda a: a):
         with pytest.raises(NotImplementedError, match="tight.*Gaussian, Laplace"):
             rdp_poisson_subsampled(
@@ -294,39 +241,27 @@ def test_bounds_without_a_proof_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "message"),
     [
-        ({"sampling_probability": 1.1}, ValueError, r"\[0, 1\], got 1.1"),
-        ({"sampling_probability": np.nan}, ValueError, "sampling_probability"),
-        ({"orders": 1e6}, ValueError, r"orders must lie in \(1, 16384\]"),
-        ({"outer_rate": -0.1}, ValueError, "outer_rate"),
-        ({"bound": "thight"}, ValueError, "did you mean 'tight'"),
-        ({"sampling_probability": np.ones(3) / 9}, ValueError, "do not broadcast"),
+        ({"sampling_probability": 1.1}, r"\[0, 1\], got 1.1"),
+        ({"orders": 1e6}, r"orders must lie in \(1, 16384\]"),
+        ({"outer_rate": -0.1}, "outer_rate"),
+        ({"bound": "thight"}, "did you mean 'tight'"),
+        ({"sampling_probability": np.ones(3) / 9}, "do not broadcast"),
     ],
 )
-def test_bad_arguments(arguments, error, message):
+def test_bad_arguments(arguments, message):
     good = {"sampling_probability": 0.1, "orders": 2.0}
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         rdp_poisson_subsampled(Gaussian(np.ones(2)), **(good | arguments))
 
 
-def test_bad_mechanism():
-    with pytest.raises(TypeError, match="mechanism must be"):
-        rdp_without_replacement_subsampled(1.0, sampling_rate=0.1, orders=2)
-
-
-@pytest.mark.parametrize("order", [512, pytest.param(4096, marks=pytest.mark.slow)])
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("mechanism", "p"),
-    [
-        pytest.param(Gaussian(5.0), 0.3, marks=pytest.mark.slow),
-        (Laplace(2.0), 0.29289),
-        (Gaussian(1e3), 1e-12),
-    ],
+    ("mechanism", "p"), [(Laplace(2.0), 0.29289), (Gaussian(1e3), 1e-12)]
 )
-def test_a_long_series(mechanism, p, order):
-    """Up to the longest series; at 0.293 XLA's log1p(-p) is inaccurate."""
+def test_a_long_series(mechanism, p):
+    """At 0.293 XLA's log1p(-p) is inaccurate."""
+    order = 512
     with mp.workdps(60):
         curve = mp_curve(mechanism)
         tight = float(min(mp_poisson(curve, p, order, 1), curve(order)))

@@ -198,15 +198,15 @@ def clipped_by_slot(loss: Any, params: Any, unit: Block, clip: jax.Array) -> Any
 
 
 def _described(
-    step: jde.GaussianStep, delta: float, effort: Effort, num_steps: int = 1
+    step: jde.GaussianStep, delta: float, draws: int, num_steps: int = 1
 ) -> Verdict:
     """The accountant's claim about steps against simulated steps."""
     claimed = float(jde.epsilon(step, num_steps=num_steps, delta=delta))
     worlds = worlds_of(*made_up(step), 0, -1.0)
     noise = float(step.noise_multiplier)
-    found = divergence(worlds, noise, claimed, effort.draws, num_steps)
+    found = divergence(worlds, noise, claimed, draws, num_steps)
     # About three standard errors of a mean of this many draws.
-    slack = 3 * np.sqrt(delta * (1 - delta) / effort.draws)
+    slack = 3 * np.sqrt(delta * (1 - delta) / draws)
     words = f"delta {found:.4f} drawn, {delta:g} claimed at epsilon {claimed:.3f}"
     return Verdict(bool(found > delta + slack), words)
 
@@ -214,7 +214,9 @@ def _described(
 def swapped_example(effort: Effort) -> Verdict:
     """Without replacement another example takes an example's place: 2C."""
     scheme = jde.WithoutReplacement("example", size=10, population=20)
-    return _described(jde.GaussianStep(scheme, noise_multiplier=2.0), 0.05, effort)
+    return _described(
+        jde.GaussianStep(scheme, noise_multiplier=2.0), 0.05, effort.draws
+    )
 
 
 def classmates(effort: Effort) -> Verdict:
@@ -226,7 +228,7 @@ def classmates(effort: Effort) -> Verdict:
     step = jde.GaussianStep(
         sampling, noise_multiplier=0.8, clip_unit="example", privacy_unit="example"
     )
-    return _described(step, 0.05, effort)
+    return _described(step, 0.05, 5 * effort.draws)
 
 
 def episodes_of_epochs(effort: Effort) -> Verdict:
@@ -238,4 +240,4 @@ def episodes_of_epochs(effort: Effort) -> Verdict:
         examples=jde.WithoutReplacement("example", size=2, population=2),
     )
     step = jde.GaussianStep(sampling, noise_multiplier=1.0)
-    return _described(step, 0.1, effort, num_steps=4)
+    return _described(step, 0.1, effort.draws, num_steps=4)

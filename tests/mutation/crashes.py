@@ -33,7 +33,7 @@ def killed_and_resumed(effort: Effort) -> Verdict:
                 run.train(folder, checkpoint_every=EVERY)
             gone_on(plain_trainer(num_steps=STEPS, seed=None), left)
         except (LedgerError, FileExistsError) as error:
-            reason = str(error).replace(str(left), "the folder")
+            reason = str(error).replace(name, "the folder")
             return Verdict(True, f"the run is refused: {reason}")
         wrong = witness.complaints([left], STEPS)
     kept = f"{witness.released} steps released, {witness.charged} charged"

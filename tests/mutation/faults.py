@@ -268,6 +268,7 @@ FAULTS = (
         Edit(dominating_pair.in_one_place, "np.greater(bound, 1)", "False"),
         person_audits.person_in_episodes,
         "she is in three classes, and moves the contribution of each",
+        is_slow=True,
     ),
     Fault(
         "the mixture of Gaussians charged for a person in episodes",

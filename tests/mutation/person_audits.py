@@ -50,12 +50,11 @@ def person_in_episodes(effort: Effort) -> Verdict:
     )
     people = np.tile(np.arange(10), _CLASSES)
     data = owned(people, [10] * _CLASSES, "class", "example")
-    return _audit(step, data, effort, others=-1.0)
+    return _audit(step, data, 5 * effort.draws, others=-1.0)
 
 
-def _audit(step: jde.GaussianStep, data: Any, effort: Effort, **how: Any) -> Verdict:
+def _audit(step: jde.GaussianStep, data: Any, draws: int, **how: Any) -> Verdict:
     """The audit game of one step of a design."""
-    draws = effort.draws
     audit = audit_mechanism(
         step, num_steps=1, data=data, deltas=_DELTAS, num_draws=draws, **how
     )
@@ -73,7 +72,7 @@ def examples_of_person(effort: Effort) -> Verdict:
     )
     people = np.concatenate([np.arange(_OTHERS), np.full(_OF_ONE, _OTHERS)])
     data = owned(people, len(people), "example")
-    return _audit(step, data, effort, unit=_OTHERS, others=0.0)
+    return _audit(step, data, effort.draws, unit=_OTHERS, others=0.0)
 
 
 def together(units: np.ndarray) -> np.ndarray:

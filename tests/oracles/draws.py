@@ -113,107 +113,6 @@ def grouped_rows_distribution(
     return _mixture(parts)
 
 
-# --- Inclusion of single examples and of pairs, by formulas ---
-
-
-class Inclusion(NamedTuple):
-    """Probabilities of examples i and j; the diagonals are those of one example."""
-
-    in_step: np.ndarray  # (R, R), both are drawn in a step
-    in_row: np.ndarray  # (R, R), both are drawn in one and the same clip unit
-
-
-def pair_rate(scheme: Scheme, number: int) -> float:
-    """Chance that two given children of ``number`` are both drawn."""
-    if scheme.kind == "poisson":
-        return scheme.value**2
-    size = min(scheme.value, number)
-    return size * (size - 1) / (number * (number - 1))
-
-
-def _paths(nested: Any) -> list[list[tuple[int, int]]]:
-    """For each example the (place, number of siblings) at every level."""
-    if isinstance(nested, int):
-        return [[(place, nested)] for place in range(nested)]
-    return [
-        [(place, len(nested)), *path]
-        for place, child in enumerate(nested)
-        for path in _paths(child)
-    ]
-
-
-def tree_inclusion(
-    nested: Any, schemes: Sequence[Scheme], clip_level: int
-) -> Inclusion:
-    """Of a multistage draw: paths that part at a level are drawn as a pair there."""
-    paths = _paths(nested)
-    in_step = np.zeros((len(paths), len(paths)))
-    in_row = np.zeros_like(in_step)
-    for i, one in enumerate(paths):
-        for j, two in enumerate(paths):
-            chance, parted = 1.0, len(schemes)
-            for level, (scheme, a, b) in enumerate(zip(schemes, one, two, strict=True)):
-                if parted < level:
-                    chance *= scheme.rate(a[1]) * scheme.rate(b[1])
-                elif a[0] == b[0]:
-                    chance *= scheme.rate(a[1])
-                else:
-                    chance *= pair_rate(scheme, a[1])
-                    parted = level
-            in_step[i, j] = chance
-            in_row[i, j] = chance if parted >= clip_level else 0.0
-    return Inclusion(in_step, in_row)
-
-
-def grouped_inclusion(
-    sizes: Sequence[int], ways: int, drawn: str, scheme: Scheme, size: int
-) -> Inclusion:
-    """Of grouped classes: a pair of classes is grouped together, apart, or not at all.
-
-    T classes take part, in whole groups. Given T two classes are together with chance
-    ``T (ways - 1) / (N (N - 1))`` and apart with ``T (T - ways) / (N (N - 1))``.
-    """
-    n = len(sizes)
-    if drawn == "episodes":
-        most = n // ways
-        groups, weights = np.array([most]), np.ones(1)
-        both = pair_rate(scheme, most) if most > 1 else 0.0
-        one = scheme.rate(most)
-    else:
-        number = np.arange(n + 1)
-        if scheme.kind == "poisson":
-            weights = stats.binom.pmf(number, n, scheme.value)
-        else:
-            weights = (number == min(scheme.value, n)).astype(float)
-        groups, one, both = number // ways, 1.0, 1.0
-    taking_part = groups * ways
-    single = one * np.sum(weights * taking_part) / n
-    pairs = n * (n - 1)
-    together = one * np.sum(weights * taking_part * (ways - 1)) / pairs
-    apart = both * np.sum(weights * taking_part * (taking_part - ways)) / pairs
-    scheme_below = Scheme("without_replacement", size)
-    class_of = np.repeat(np.arange(n), sizes)
-    number_of = np.asarray(sizes)[class_of]
-    rate = np.minimum(size, number_of) / number_of
-    in_step = (together + apart) * rate[:, None] * rate
-    in_row = together * rate[:, None] * rate
-    for i, j in itertools.product(range(len(class_of)), repeat=2):
-        if class_of[i] == class_of[j]:
-            below = rate[i] if i == j else pair_rate(scheme_below, number_of[i])
-            in_step[i, j] = in_row[i, j] = single * below
-    return Inclusion(in_step, in_row)
-
-
-def independent_inclusion(episode: np.ndarray, num_episodes: int) -> Inclusion:
-    """Of independent episodes, from the (R, R) inclusion in one of them."""
-    single = np.diagonal(episode)
-    neither = 1 - single[:, None] - single + episode
-    absent = (1 - single) ** num_episodes
-    in_step = 1 - absent[:, None] - absent + neither**num_episodes
-    np.fill_diagonal(in_step, 1 - absent)
-    return Inclusion(in_step, 1 - (1 - episode) ** num_episodes)
-
-
 # --- Exact tests ---
 
 
@@ -242,51 +141,6 @@ def false_alarm(*tallies: Tally) -> float:
     return min(1.0, smallest * number)
 
 
-class Incidence(NamedTuple):
-    """Who was in which step and row, from S draws."""
-
-    steps: np.ndarray  # (S, R) whether an example was in a step
-    rows: np.ndarray  # (all rows, R) whether it was in a row
-    num_rows: np.ndarray  # (S,) rows of each step
-    together: np.ndarray  # (S, R, R) whether two examples were in one row of a step
-
-
-def incidence(draws: Sequence[Any], num_examples: int) -> Incidence:
-    """Collects draws that have fields ``examples`` and ``mask``."""
-    num_rows = np.array([len(draw.mask) for draw in draws])
-    width = max(math.prod(draw.mask.shape[1:]) for draw in draws)
-    examples = np.concatenate([d.examples.reshape(len(d.mask), width) for d in draws])
-    mask = np.concatenate([d.mask.reshape(len(d.mask), width) for d in draws])
-    rows = np.zeros((len(mask), num_examples), np.float32)
-    row, slot = np.nonzero(mask)
-    np.add.at(rows, (row, examples[row, slot]), 1)
-    assert rows.max(initial=0) <= 1, "an example twice in one row"
-    owner = np.repeat(np.arange(len(draws)), num_rows)
-    steps = np.zeros((len(draws), num_examples), bool)
-    np.logical_or.at(steps, owner, rows > 0)
-    together = np.zeros((len(draws), num_examples, num_examples), bool)
-    for chunk in np.array_split(np.arange(len(rows)), max(1, len(rows) // 20_000)):
-        pairs = (rows[chunk, :, None] * rows[chunk, None, :]) > 0
-        np.logical_or.at(together, owner[chunk], pairs)
-    return Incidence(steps, rows, num_rows, together)
-
-
-def step_tallies(found: Incidence, expected: Inclusion) -> list[Tally]:
-    """Single and joint inclusion, within a step, within a row, and across two steps."""
-    number = len(found.steps)
-    present = found.steps.astype(np.float32)
-    half = number // 2
-    first, second = present[: 2 * half : 2], present[1 : 2 * half : 2]
-    single = np.diagonal(expected.in_step)
-    again = found.together[: 2 * half : 2] & found.together[1 : 2 * half : 2]
-    return [
-        Tally(_whole(present.T @ present), number, expected.in_step),
-        Tally(found.together.sum(axis=0), number, expected.in_row),
-        Tally(_whole(first.T @ second), half, single[:, None] * single),
-        Tally(again.sum(axis=0), half, expected.in_row**2),
-    ]
-
-
 def number_tally(num_rows: np.ndarray, dist: Any) -> Tally:
     """How often a step has at most k rows, for every k; ``dist`` is SciPy's."""
     low, high = dist.support()
@@ -309,9 +163,3 @@ def outcome_tally(outcomes: Sequence[Any], dist: Distribution) -> Tally:
         len(outcomes),
         np.array([*(dist[key] for key in seen), 0.0]),
     )
-
-
-def _whole(array: np.ndarray) -> np.ndarray:
-    """Counts that float32 products hold exactly, below 2**24."""
-    assert array.max(initial=0) < 2**24
-    return np.rint(array).astype(np.int64)

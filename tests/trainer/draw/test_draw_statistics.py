@@ -24,17 +24,10 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.trainer.draw import Draw, EpisodeSampler
 from oracles import draws as oracle
-from oracles.draws import Inclusion, Tally, false_alarm
+from oracles.draws import Distribution, Tally, false_alarm
 from oracles.trees import Scheme
 
 FALSE_ALARMS = 1e-6
-# Steps at which wrong samplers are rejected at 1e-28 or less: shuffled epochs, capped
-# or padded batches, reused draws or partitions, small units dropped.
-STEPS = 600
-
-TWO_LEVELS = [3, 1, 0, 5]
-THREE_LEVELS = [[3, 2, 0], [2, 4], [1]]
-CLASS_SIZES = [3, 5, 2, 4, 0, 3, 2]
 
 
 def poisson(rate):
@@ -52,28 +45,26 @@ def spec_of(name: str, scheme: Scheme) -> Poisson | WithoutReplacement:
 
 
 class Case(NamedTuple):
-    """A sampler, its number of examples, and the exact probabilities."""
+    """A sampler, and the distribution of the contents of a step's rows."""
 
     sampler: Any
-    num_examples: int
-    inclusion: Inclusion
-    number_distribution: Any = None
-    one_row: np.ndarray | None = None  # inclusion in a row, if rows are independent
+    dist: Distribution
 
 
-def tree_case(nested, schemes, clip_level, number_distribution=None) -> Case:
+def tree_case(nested, schemes, clip_level) -> Case:
     names = ("step", *(f"level{i + 1}" for i in range(len(schemes))))
     levels = [spec_of(n, s) for n, s in zip(names[1:], schemes, strict=True)]
-    population = Population.from_sizes(nested)
     sampler = EpisodeSampler(
-        MultistageSampling(*levels), population, clip_unit=names[clip_level]
+        MultistageSampling(*levels),
+        Population.from_sizes(nested),
+        clip_unit=names[clip_level],
     )
-    inclusion = oracle.tree_inclusion(nested, schemes, clip_level)
-    return Case(sampler, len(inclusion.in_step), inclusion, number_distribution)
+    tree = oracle.numbered(nested)
+    return Case(sampler, oracle.rows_distribution(tree, schemes, clip_level))
 
 
-def grouped_case(drawn, scheme, *, sizes=None, ways=3, size=2) -> Case:
-    sizes = CLASS_SIZES if sizes is None else sizes
+def grouped_case(drawn, scheme, sizes=(2, 1, 0, 1, 3), ways=2, size=2) -> Case:
+    """Five classes, one of them empty, in pairs."""
     field = {"episodes": "episode", "classes": "class"}[drawn]
     design: Any = GroupedClasses(
         num_classes=len(sizes),
@@ -81,70 +72,46 @@ def grouped_case(drawn, scheme, *, sizes=None, ways=3, size=2) -> Case:
         examples=WithoutReplacement("example", size=size),
         **{drawn: spec_of(field, scheme)},
     )
-    sampler = EpisodeSampler(design, Population.from_sizes(sizes), clip_unit="episode")
-    inclusion = oracle.grouped_inclusion(sizes, ways, drawn, scheme, size)
-    number = len(sizes) // ways if drawn == "episodes" else len(sizes)
-    dist = stats.rv_discrete(
-        values=_group_numbers(scheme, number, 1 if drawn == "episodes" else ways)
-    )
-    return Case(sampler, sum(sizes), inclusion, dist)
+    tree = Population.from_sizes(list(sizes))
+    sampler = EpisodeSampler(design, tree, clip_unit="episode")
+    dist = oracle.grouped_rows_distribution(sizes, ways, drawn, scheme, size)
+    return Case(sampler, dist)
 
 
-def _group_numbers(scheme, number, ways):
-    """Distribution of the number of episodes: values and probabilities."""
-    values = np.arange(number // ways + 1)
-    chances = np.zeros(len(values))
-    for weight, sample in scheme.subsets(number):
-        chances[len(sample) // ways] += weight
-    return values, chances
-
-
-def independent_case(nested, schemes, num_episodes) -> Case:
+def independent(nested, schemes, num_episodes):
     levels = [spec_of(f"level{i}", s) for i, s in enumerate(schemes)]
-    sampler = EpisodeSampler(
+    return EpisodeSampler(
         IndependentEpisodes(MultistageSampling(*levels), num_episodes=num_episodes),
         Population.from_sizes(nested),
         clip_unit="episode",
     )
-    one = oracle.tree_inclusion(nested, schemes, 0).in_step
-    inclusion = oracle.independent_inclusion(one, num_episodes)
-    return Case(sampler, len(one), inclusion, one_row=one)
 
 
+SMALL, DEEP = [2, 0, 3], [[2, 1], [0, 3]]
 CASES = {
-    "examples-poisson": lambda: tree_case(24, [poisson(0.2)], 1, stats.binom(24, 0.2)),
-    "examples-subset": lambda: tree_case(24, [subset(7)], 1),
-    "examples-as-a-step": lambda: tree_case(24, [poisson(0.3)], 0),
-    "tasks-poisson-subset": lambda: tree_case(
-        TWO_LEVELS, [poisson(0.4), subset(2)], 1, stats.binom(4, 0.4)
+    "examples-poisson": lambda: tree_case(5, [poisson(0.3)], 1),
+    "examples-subset": lambda: tree_case(6, [subset(3)], 1),
+    "examples-as-a-step": lambda: tree_case(5, [poisson(0.3)], 0),
+    "tasks-poisson-subset": lambda: tree_case(SMALL, [poisson(0.4), subset(2)], 1),
+    "tasks-subset-poisson": lambda: tree_case(SMALL, [subset(2), poisson(0.3)], 1),
+    "step-subset-poisson": lambda: tree_case(SMALL, [subset(2), poisson(0.3)], 0),
+    "examples-poisson-subset": lambda: tree_case(SMALL, [poisson(0.4), subset(2)], 2),
+    "examples-poisson-poisson": lambda: tree_case(
+        [2, 3], [poisson(0.8), poisson(0.3)], 2
     ),
-    "examples-poisson-subset": lambda: tree_case(
-        TWO_LEVELS, [poisson(0.4), subset(2)], 2
-    ),
-    "step-poisson-subset": lambda: tree_case(TWO_LEVELS, [poisson(0.4), subset(2)], 0),
-    "tasks-subset-poisson": lambda: tree_case(TWO_LEVELS, [subset(2), poisson(0.6)], 1),
     "three-levels-top": lambda: tree_case(
-        THREE_LEVELS, [poisson(0.5), subset(2), poisson(0.7)], 1, stats.binom(3, 0.5)
+        DEEP, [poisson(0.7), subset(1), subset(2)], 1
     ),
     "three-levels-middle": lambda: tree_case(
-        THREE_LEVELS, [subset(2), poisson(0.6), subset(2)], 2
+        [[2, 1], [1, 1]], [subset(1), poisson(0.5), subset(1)], 2
     ),
     "three-levels-last": lambda: tree_case(
-        THREE_LEVELS, [poisson(0.6), poisson(0.7), subset(3)], 3
+        DEEP, [poisson(0.6), poisson(0.7), subset(2)], 3
     ),
-    "grouped-episodes-poisson": lambda: grouped_case("episodes", poisson(0.6)),
+    "grouped-episodes-poisson": lambda: grouped_case("episodes", poisson(0.4)),
     "grouped-episodes-subset": lambda: grouped_case("episodes", subset(1)),
-    "grouped-classes-poisson": lambda: grouped_case("classes", poisson(0.7)),
-    "grouped-classes-subset": lambda: grouped_case("classes", subset(5)),
-    "independent-subsets": lambda: independent_case(
-        TWO_LEVELS, [subset(2), subset(2)], 100
-    ),
-    "independent-poisson": lambda: independent_case(
-        TWO_LEVELS, [poisson(0.4), subset(2)], 100
-    ),
-    "independent-few": lambda: independent_case(
-        THREE_LEVELS, [subset(2), poisson(0.5), poisson(0.5)], 3
-    ),
+    "grouped-classes-poisson": lambda: grouped_case("classes", poisson(0.6)),
+    "grouped-classes-subset": lambda: grouped_case("classes", subset(4)),
 }
 
 
@@ -153,93 +120,50 @@ def take(sampler, steps: int, seed: int) -> list[Draw]:
     return [sampler.draw(generator) for _ in range(steps)]
 
 
-def check(case: Case, steps: int, seed: int) -> float:
-    """The false-alarm rate at which the sampler of the case is rejected."""
-    drawn = take(case.sampler, steps, seed)
-    found = oracle.incidence(drawn, case.num_examples)
-    tallies = oracle.step_tallies(found, case.inclusion)
-    if case.number_distribution is not None:
-        tallies.append(oracle.number_tally(found.num_rows, case.number_distribution))
-    if case.one_row is not None:
-        pairs = np.rint(found.rows.T @ found.rows).astype(np.int64)
-        tallies.append(Tally(pairs, len(found.rows), case.one_row))
-    return false_alarm(*tallies)
-
-
-@pytest.mark.parametrize(
-    ("name", "steps"),
-    [
-        *((name, STEPS) for name in CASES),
-        *(
-            pytest.param(name, 40_000, marks=pytest.mark.slow)
-            for name in CASES
-            if not name.startswith("independent")
-        ),
-    ],
-)
-def test_inclusion_of_examples_and_pairs(name, steps):
-    """Single examples, and pairs within a clip unit, across units, and across steps."""
-    assert check(CASES[name](), steps, seed=1) > FALSE_ALARMS
-
-
-# --- The whole distribution of tiny designs ---
-
-
-def outcome(draw: Draw) -> tuple:
-    """Contents of the drawn rows, regardless of the order of rows and slots."""
+def contents(draw: Draw) -> list[tuple]:
+    """The examples of each row, regardless of the order of slots."""
     rows = zip(draw.examples, draw.mask, strict=True)
-    return tuple(sorted(tuple(np.sort(e[m]).tolist()) for e, m in rows))
+    return [tuple(np.sort(e[m]).tolist()) for e, m in rows]
 
 
-TINY_TREES = [
-    ([2, 0, 3], [poisson(0.4), subset(2)], 1),
-    ([2, 0, 3], [subset(2), poisson(0.3)], 1),
-    ([2, 0, 3], [subset(2), poisson(0.3)], 0),
-    ([2, 3], [poisson(0.8), poisson(0.3)], 2),
-    ([[2, 1], [0, 3]], [poisson(0.7), subset(1), subset(2)], 1),
-    ([[2, 1], [1, 1]], [subset(1), poisson(0.5), subset(1)], 2),
-    (6, [subset(3)], 1),
-]
+def check(case: Case, steps: int, seed: int) -> float:
+    """The false-alarm rate at which the sampler of the case is rejected.
+
+    By the whole distribution of a step, and by the pairs of examples of which one is
+    in a step and the other in the next one, which is independent.
+    """
+    outcomes = [tuple(sorted(contents(d))) for d in take(case.sampler, steps, seed)]
+    examples = {e for rows in case.dist for row in rows for e in row}
+
+    def members(rows):
+        return np.isin(range(max(examples) + 1), list(itertools.chain(*rows)))
+
+    present = np.array([members(rows) for rows in outcomes], int)
+    single = sum(chance * members(rows) for rows, chance in case.dist.items())
+    return false_alarm(
+        oracle.outcome_tally(outcomes, case.dist),
+        Tally(present[::2].T @ present[1::2], steps // 2, np.outer(single, single)),
+    )
 
 
-@pytest.mark.parametrize(("nested", "schemes", "clip_level"), TINY_TREES)
-def test_distribution_of_tiny_trees(nested, schemes, clip_level):
-    case = tree_case(nested, schemes, clip_level)
-    dist = oracle.rows_distribution(oracle.numbered(nested), schemes, clip_level)
-    outcomes = [outcome(draw) for draw in take(case.sampler, 1_000, seed=3)]
-    assert abs(sum(dist.values()) - 1) < 1e-12
-    assert false_alarm(oracle.outcome_tally(outcomes, dist)) > FALSE_ALARMS
+@pytest.mark.parametrize("steps", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", CASES)
+def test_the_distribution_of_a_step(name, steps):
+    case = CASES[name]()
+    assert abs(sum(case.dist.values()) - 1) < 1e-12
+    assert check(case, steps, seed=1) > FALSE_ALARMS
 
 
 @pytest.mark.parametrize(
-    ("drawn", "scheme"),
-    [
-        ("episodes", poisson(0.4)),
-        ("episodes", subset(1)),
-        ("classes", poisson(0.6)),
-        ("classes", subset(4)),
-    ],
+    ("nested", "schemes"),
+    [([2, 3], [subset(1), subset(2)]), ([2, 0, 3], [poisson(0.5), subset(1)])],
 )
-def test_distribution_of_tiny_grouped_classes(drawn, scheme):
-    """Five classes, one of them empty, in pairs."""
-    sizes = [2, 1, 0, 1, 3]
-    case = grouped_case(drawn, scheme, sizes=sizes, ways=2, size=2)
-    dist = oracle.grouped_rows_distribution(sizes, 2, drawn, scheme, 2)
-    outcomes = [outcome(draw) for draw in take(case.sampler, 1_000, seed=4)]
-    assert false_alarm(oracle.outcome_tally(outcomes, dist)) > FALSE_ALARMS
-
-
-def test_distribution_of_tiny_independent_episodes():
+def test_independent_episodes(nested, schemes):
     """Pairs of consecutive episodes of a step: independent, as of two steps."""
-    schemes = [subset(1), subset(2)]
-    case = independent_case([2, 3], schemes, 20)
-    dist = oracle.content_distribution(oracle.numbered([2, 3]), schemes)
+    sampler = independent(nested, schemes, 20)
+    dist = oracle.content_distribution(oracle.numbered(nested), schemes)
     pairs = {(a, b): dist[a] * dist[b] for a in dist for b in dist}
-    rows = [
-        tuple(np.sort(examples[mask]).tolist())
-        for draw in take(case.sampler, 500, seed=5)
-        for examples, mask in zip(draw.examples, draw.mask, strict=True)
-    ]
+    rows = [row for draw in take(sampler, 500, seed=5) for row in contents(draw)]
     outcomes = list(zip(rows[::2], rows[1::2], strict=True))
     assert false_alarm(oracle.outcome_tally(outcomes, pairs)) > FALSE_ALARMS
 
@@ -247,10 +171,10 @@ def test_distribution_of_tiny_independent_episodes():
 @pytest.mark.parametrize("number", [1, 40])
 def test_every_order_of_the_slots_is_equally_likely(number):
     """So support and query are exchangeable: 60 ordered triples of five examples."""
-    case = independent_case([5], [subset(1), subset(3)], number)
+    sampler = independent([5], [subset(1), subset(3)], number)
     triples = [
         tuple(row)
-        for draw in take(case.sampler, 2_400 // number, seed=6)
+        for draw in take(sampler, 2_400 // number, seed=6)
         for row in draw.examples.reshape(number, 3).tolist()
     ]
     dist = {order: 1 / 60 for order in itertools.permutations(range(5), 3)}
@@ -280,7 +204,7 @@ def test_every_order_of_poisson_slots_is_equally_likely():
 
 def test_the_place_of_a_class_in_an_episode_is_uniform():
     """The label of a class within its episode is uniformly random."""
-    case = grouped_case("classes", subset(4), sizes=[1] * 5, ways=2, size=1)
+    case = grouped_case("classes", subset(4), sizes=[1] * 5, size=1)
     drawn = take(case.sampler, 1_500, seed=8)
     first = np.concatenate([draw.examples[:, 0, 0] for draw in drawn])
     counts = np.bincount(first, minlength=5)

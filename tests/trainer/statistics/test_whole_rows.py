@@ -1,12 +1,23 @@
 """Rows as integers: bounds that hold despite rounding, exact sums."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from jaxdp_episodic.trainer.statistics import terms as whole_rows
+from jaxdp_episodic.trainer.statistics.mixed import MixedModel
+from jaxdp_episodic.trainer.statistics.plda import (
+    COUNTED,
+    second_moment,
+    sum_of_rows,
+    sums_by_class,
+)
+from jaxdp_episodic.trainer.statistics.plda import whole_rows as whole_units
 from jaxdp_episodic.trainer.statistics.terms import (
     PRODUCT_STEPS,
     STEPS,
+    Terms,
     as_one,
     on_grid,
     outer_products,
@@ -129,3 +140,32 @@ def test_no_rounding_of_a_group_exceeds_its_bound(number, monkeypatch):
             assert whole.any() == rows.any()
     assert not as_one(np.full((3, 2), np.nan), np.zeros(3)).any()
     assert as_one(np.zeros((0, 2)), np.zeros(0)).shape == (0, 2)
+
+
+def contributions(row, share):
+    """What a row of six numbers adds to each sum, and the largest squared norm."""
+    rows, shares = np.float32([row]), np.array([share])
+    model = MixedModel(powers=2, slopes=1, target_bound=1.0)
+    state = model.initial(2)._replace(coefficients=np.ones(5, np.float32))
+    whole = whole_units(rows)
+    yield np.append(share * sum_of_rows(rows, shares), COUNTED), PRODUCT_STEPS**2
+    yield share * model.pooled_moment(rows[:, :3], shares), PRODUCT_STEPS**2
+    yield share * model.pair_moment(rows, shares, state), PRODUCT_STEPS**2
+    for center in (np.zeros(6), 0.9 * np.eye(6)[0], np.full(6, 1e30)):
+        moment = second_moment(whole, Terms((), shares), np.eye(6), center)
+        yield share * moment, PRODUCT_STEPS**2
+        for most in (STEPS**2, STEPS**2 // 2):
+            sums = sums_by_class(whole, np.zeros(1, int), 1, most, np.eye(6), center)
+            yield sums, most * STEPS**2
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-38, 3e38, np.nan, -np.inf])
+def test_no_row_contributes_more_than_its_norm(value):
+    """In Python integers, which do not overflow."""
+    rng = np.random.default_rng(0)
+    places = [0], [2], [0, 1, 2], [1, 4], [5], slice(None)
+    for place, share in itertools.product(places, (1, 2, 7)):
+        row = rng.normal(size=6)
+        row[place] = value
+        for total, most in contributions(row, share):
+            assert sum(int(x) ** 2 for x in total.ravel()) <= most

@@ -126,15 +126,11 @@ def of_row(row):
     return Units(*(np.concatenate([leaf[[row]], last]) for leaf, last in pairs))
 
 
-def test_votes_of_units():
-    vote = steps_of_vote(QUANTILE)
-    found = [given(of_row(row))[-1] for row in range(len(VOTES))]
-    assert found == [vote * wanted for wanted in VOTES]
-
-
 def test_units_do_not_meet():
     """A release without noise is the sum of what each unit gives alone."""
-    alone = sum(given(of_row(row)) for row in range(len(VOTES)))
+    each = [given(of_row(row)) for row in range(len(VOTES))]
+    vote, alone = steps_of_vote(QUANTILE), sum(each)
+    assert [numbers[-1] for numbers in each] == [vote * wanted for wanted in VOTES]
     gradient = PrivateGradient(linear_loss, clipping=QUANTILE)
     released, private = noised(
         gradient,
@@ -147,8 +143,7 @@ def test_units_do_not_meet():
     unit = np.float32(CLIP) / steps_in_norm(2) / EXPECTED
     whole = np.asarray(released.gradient, np.float64) / unit
     np.testing.assert_allclose(whole, alone[:-1], atol=0.1)
-    votes = alone[-1] / steps_of_vote(QUANTILE)
-    assert released.share == np.float32(0.5 + votes / 2 / EXPECTED)
+    assert released.share == np.float32(0.5 + alone[-1] / vote / 2 / EXPECTED)
     assert released.share.dtype == np.float32
     assert private["num_units"] != EXPECTED  # otherwise the check is void
 

@@ -3,13 +3,11 @@
 import itertools
 import math
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.draw.generators import generator
@@ -84,7 +82,7 @@ def test_contributions_are_rounded_on_the_grid(entries):
         steps_in_norm(10**10)
 
 
-def rounded_up(entries, steps, dtype: Any = np.float32):
+def rounded_up(entries, steps, dtype):
     """The longest unclipped row whose entries are just above half a grid step."""
     mean_square = (steps * (1 - 1.1 * clipping._MARGIN)) ** 2 / entries
     half = 0.5 + 4e-3  # float32 cannot represent more digits of a single entry
@@ -96,20 +94,23 @@ def rounded_up(entries, steps, dtype: Any = np.float32):
 
 
 SIZES = [1, 4_096, 4_097, 1_000_000]
+DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
+@DTYPES
 @pytest.mark.parametrize("entries", SIZES)
-def test_rounding_all_entries_up_stays_within_the_grid(entries):
+def test_rounding_all_entries_up_stays_within_the_grid(entries, dtype):
     """It comes so close that a larger norm could not be allowed."""
     steps = steps_in_norm(entries)
-    vector = rounded_up(entries, steps)
-    numbers = added(vector)
+    vector = rounded_up(entries, steps, dtype)
+    with jax.enable_x64(dtype == np.float64):
+        numbers = added(vector)
     np.testing.assert_array_less(vector[0] * steps + 0.49, numbers)
     # Less the allowance for float32 rounding and the last entry's remainder.
     assert (0.99975 * GRID - 1) ** 2 < squares(numbers) <= GRID**2
 
 
-def adversarial(entries, dtype: Any = np.float32):
+def adversarial(entries, dtype):
     """Unit vectors: one entry, equal entries, random ones, many magnitudes."""
     rng = np.random.default_rng(entries)
     one = np.zeros(entries)
@@ -122,50 +123,37 @@ def adversarial(entries, dtype: Any = np.float32):
         yield (scaled / np.linalg.norm(scaled)).astype(dtype)
 
 
-MANY_AT_EVERY_CLIP = pytest.mark.parametrize(
+@DTYPES
+@pytest.mark.parametrize(
     ("clip", "entries"),
     [
         *itertools.product([1e-18, 1e18], [1, 4_097]),
         pytest.param(1.0, SIZES[-1], marks=pytest.mark.slow),
     ],
 )
-
-
-@MANY_AT_EVERY_CLIP
-def test_nothing_beyond_the_grid_is_added(entries, clip):
-    for direction in adversarial(entries):
-        for norm in (1e-30, clip * (1 - 1e-7), clip, clip * (1 + 1e-7), 1e30, 3e38):
-            numbers = added([direction * np.float32(norm)], clip)
-            assert squares(numbers) <= GRID**2
-            # What is clipped keeps its norm.
-            assert norm < clip * (1 - 1e-7) or squares(numbers) > (0.98 * GRID) ** 2
-    subnormal = np.full(entries, 1e-45, np.float32)
-    assert squares(added([subnormal], clip)) == 0
-    for bad in (np.nan, np.inf, -np.inf):
-        for rest in (0.0, 3e38):
-            vector = np.full(entries, rest, np.float32)
+def test_nothing_beyond_the_grid_is_added(entries, clip, dtype):
+    small, large = {np.float32: (1e-30, 3e38), np.float64: (1e-300, 1e300)}[dtype]
+    with jax.enable_x64(dtype == np.float64):
+        for direction in adversarial(entries, dtype):
+            for norm in (small, clip * (1 - 1e-7), clip, clip * (1 + 1e-7), large):
+                numbers = added([direction * dtype(norm)], clip)
+                assert squares(numbers) <= GRID**2
+                # What is clipped keeps its norm.
+                assert norm < clip or squares(numbers) > (0.98 * GRID) ** 2
+        subnormal = np.full(entries, np.finfo(dtype).smallest_subnormal, dtype)
+        assert squares(added([subnormal], clip)) == 0
+        for bad, rest in itertools.product((np.nan, np.inf, -np.inf), (0.0, large)):
+            vector = np.full(entries, rest, dtype)
             vector[-1] = bad
             np.testing.assert_array_equal(added([vector], clip), 0)
 
 
-@MANY_AT_EVERY_CLIP
-def test_nothing_beyond_the_grid_is_added_in_float64(entries, clip):
-    with jax.enable_x64(True):
-        steps = steps_in_norm(entries)
-        assert squares(added(rounded_up(entries, steps, np.float64))) <= GRID**2
-        for direction in adversarial(entries, np.float64):
-            for norm in (1e-300, clip * (1 + 1e-7), 1e300):
-                numbers = added([direction * norm], clip)
-                assert squares(numbers) <= GRID**2
-                assert norm < clip or squares(numbers) > (0.98 * GRID) ** 2
-
-
 @pytest.mark.few(1)
-@pytest.mark.parametrize("sizes", [(1, 1), (40_000,), (2**15 * 3 + 7, 5, 70_000)])
+@pytest.mark.parametrize("sizes", [(1, 1), (2**15 * 3 + 7, 5, 70_000)])
 def test_vectors_near_the_clip_norm_are_added_whole(sizes):
     """On both sides of the limit, and in several leaves."""
     rng, entries = np.random.default_rng(sum(sizes)), sum(sizes)
-    for length in np.linspace(0.99, 1.02, 31 if entries < 10**5 else 21):
+    for length in np.linspace(0.99, 1.02, 21):
         vector = rng.normal(size=entries)
         vector *= length / np.linalg.norm(vector)
         parts = np.split(vector.astype(np.float32), np.cumsum(sizes)[:-1])
@@ -268,12 +256,6 @@ def test_the_release_is_an_integer_sum_plus_the_noise():
     np.testing.assert_allclose(found, expected, atol=2 * clip / GRID, rtol=1e-6)
 
 
-def test_the_noise_has_its_deviation():
-    found = released([rows(np.zeros((1, 40_000)))], entries=40_000, noise=0.8, clip=3.0)
-    deviation = 3.0 * 0.8 * GRID / steps_in_norm(40_000)
-    assert stats.kstest(found / deviation, "norm").pvalue > 1e-6
-
-
 def test_order_and_blocks_change_no_bit():
     """Integer sums do not depend on the order; float32 sums do."""
     data = (
@@ -315,14 +297,8 @@ def test_sums_of_very_many_units_do_not_overflow():
 # --- In a run ---
 
 
-def test_without_noise_the_clipped_sums_are_released():
-    assert plain_trainer().run["noise"] == "discrete"  # so another is another run
-    data = [[3.0, 4.0], [0.2, 0.1]]
-    found = released([rows(data)], entries=2, noise=0.0)
-    np.testing.assert_allclose(found, [0.8, 0.9], atol=3e-5)
-
-
 def test_a_config_chooses_the_noise():
+    assert plain_trainer().run["noise"] == "discrete"  # so another is another run
     config = read_config(ROOT / "configs" / "glyphs_5w1s.toml")
     assert config.noise == "discrete"
     plain = {**config.to_dict(), "noise": "gaussian"}

@@ -73,7 +73,7 @@ def episodic_loss(kind):
     return loss, params
 
 
-@pytest.mark.slow
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:optax.global_norm:DeprecationWarning")
 @pytest.mark.parametrize(
     ("kind", "clip", "units_at_once"), [("protonet", 6.0, 1), ("maml", 0.75, 4)]
@@ -267,31 +267,6 @@ def test_noise_is_one_stream_of_the_key_for_every_draw():
     np.testing.assert_allclose(released, normal * 3 / 4, rtol=1e-6)
 
 
-# --- Single examples do not interact ---
-
-
-def test_single_examples_of_a_supervised_loss():
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(50, 3)), rng.normal(size=50)
-    block = Rows(
-        {"x": x.astype(np.float32), "y": y.astype(np.float32)}, np.ones(50, np.float32)
-    )
-
-    def loss(w, unit):
-        return jnp.square(jnp.vdot(w, unit.data["x"]) - unit.data["y"])
-
-    w = np.float32([0.5, -1.0, 2.0])
-    gradient = Gradient(loss, units_at_once=32)
-    total, private = noised(
-        gradient, jnp.asarray(w), [block], l2_clip_norm=2.0, **PLAIN
-    )
-    each = 2 * (x @ w - y)[:, None] * x
-    norms = np.linalg.norm(each, axis=1)
-    expected = (each * np.minimum(1, 2.0 / norms)[:, None]).sum(axis=0)
-    np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(private["share_clipped"], np.mean(norms > 2.0))
-
-
 # --- Bad input ---
 
 
@@ -299,7 +274,6 @@ def test_single_examples_of_a_supervised_loss():
     "changes, error, message",
     [
         ({"l2_clip_norm": 0.0}, ValueError, "l2_clip_norm"),
-        ({"l2_clip_norm": np.nan}, ValueError, "l2_clip_norm"),
         ({"l2_clip_norm": 1e-30}, ValueError, "l2_clip_norm"),
         ({"l2_clip_norm": [1.0, 2.0]}, ValueError, "l2_clip_norm"),
         ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
@@ -470,30 +444,18 @@ def test_a_contribution_never_exceeds_the_clip_norm(x64, kind, clip):
 
 
 @pytest.mark.parametrize("kind", FLOATS)
-def test_noise_has_the_type_and_its_scale(x64, kind):
-    number = 20_000
-    data, mask = np.zeros((1, number)), np.zeros(1)
-    gradient, _ = released(
-        jnp.zeros(number, kind), data, mask=mask, clip=2.0, noise=1.5
-    )
-    assert gradient.dtype == kind
-    sample = np.asarray(gradient, np.float64) / 3.0
-    # Five standard errors each: a false alarm in 1 of 1.7 million.
-    assert abs(sample.mean()) < 5 / math.sqrt(number)
-    assert abs(sample.var() - 1) < 5 * math.sqrt(2 / number)
-    # Float64 noise is not float32 noise with trailing zeros.
-    as_single = np.mean(sample * 3.0 == np.float32(sample * 3.0))
-    assert as_single == 1 if kind == np.float32 else as_single < 1e-3
-
-
-@pytest.mark.parametrize("kind", FLOATS)
-def test_discrete_noise_is_released_in_the_type(x64, kind):
+def test_noise_is_released_in_the_type(x64, kind):
     data = np.random.default_rng(0).normal(size=(4, 50))
     gradient, _ = released(jnp.zeros(50, kind), data, noise=1.0, kind="discrete")
     assert gradient.dtype == kind
     whole = np.asarray(gradient, np.float64) * steps_in_norm(50)
     rounded = np.abs(whole - np.rint(whole)).max()
     assert rounded < 1e-9 if kind == np.float64 else rounded > 1e-4
+    gradient, _ = released(jnp.zeros(50, kind), data, noise=1.0)
+    assert gradient.dtype == kind
+    # Float64 noise is not float32 noise with trailing zeros.
+    as_single = np.asarray(gradient) == np.float32(gradient)
+    assert as_single.all() if kind == np.float32 else not as_single.any()
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from jaxdp_episodic.trainer.audit.report import (
 )
 
 
-@pytest.mark.parametrize("trials", [1, 2, 17, 1_000, 10**6, 10**8])
-@pytest.mark.parametrize("error", [0.5, 0.1, 0.0125, 1e-6])
+@pytest.mark.parametrize("trials", [1, 17, 1_000, 10**8])
+@pytest.mark.parametrize("error", [0.5, 0.0125, 1e-6])
 def test_interval_ends_have_the_stated_tails(trials, error):
     """Checked by binomial tails instead of beta quantiles."""
     rng = np.random.default_rng(trials)
@@ -77,33 +77,24 @@ def test_bounds_keep_their_confidence():
     assert mass[bounds > 0.3 * truth].sum() > 0.5  # and the bound is positive
 
 
-def brute_force(m, r, v, epsilon, delta):
+def by_definition(m, r, v, epsilon, delta):
     """The theorem's bound, term by term with SciPy."""
-    chance = 1 / (1 + math.exp(-epsilon))
-    dist = stats.binom(r, chance)
-    slopes = [
-        sum(dist.pmf(k) for k in range(max(v - i, 0), v)) / i for i in range(1, m + 1)
-    ]
+    dist = stats.binom(r, 1 / (1 + math.exp(-epsilon)))
+    mass = dist.pmf(np.arange(v))
+    slopes = [mass[max(v - i, 0) :].sum() / i for i in range(1, m + 1)]
     return min(dist.sf(v - 1) + 2 * m * delta * max(slopes), 1.0)
 
 
+@pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-2])
 @pytest.mark.parametrize(
-    ("delta", "epsilon", "m", "r", "v"),
-    # Every delta meets every epsilon, and all counts.
-    [
-        pytest.param(
-            delta, epsilon, *counts, marks=[pytest.mark.slow] * ((i + j + k) % 4 > 0)
-        )
-        for i, delta in enumerate([0.0, 1e-5, 1e-2])
-        for j, epsilon in enumerate([0.0, 0.3, 2.0, 9.0])
-        for k, counts in enumerate(
-            [(1, 1, 1), (10, 4, 3), (40, 40, 31), (100, 30, 30), (60, 20, 0)]
-        )
-    ],
+    ("m", "r", "v"),
+    [(1, 1, 1), (10, 4, 3), (40, 40, 31), (100, 30, 30), (60, 20, 0)],
 )
-def test_the_p_value_equals_the_theorems(m, r, v, epsilon, delta):
-    found = one_run_p_value(m, r, v, epsilon=epsilon, delta=delta)
-    assert found == pytest.approx(brute_force(m, r, v, epsilon, delta), rel=1e-7)
+def test_the_p_value_equals_the_theorems(m, r, v, delta):
+    for epsilon in (0.0, 0.3, 2.0, 9.0):
+        found = one_run_p_value(m, r, v, epsilon=epsilon, delta=delta)
+        wanted = by_definition(m, r, v, epsilon, delta)
+        assert found == pytest.approx(wanted, rel=1e-7)
 
 
 def test_epsilon_is_where_the_p_value_equals_the_error():

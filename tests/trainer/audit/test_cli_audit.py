@@ -116,11 +116,13 @@ def audited(tmp_path, config, kind, *flags, relation="zero_out", unit="example")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("relation", ["zero_out", "add_remove", "replace_one"])
-@pytest.mark.parametrize("unit", ["example", "class"])
+@pytest.mark.parametrize(
+    ("relation", "unit"),
+    [("zero_out", "class"), ("add_remove", "example"), ("replace_one", "example")],
+)
 def test_private_statistics_are_audited_together(tmp_path, relation, unit):
     """The run's noise passes, half of it is detected."""
-    flags = ("--draws", "2000")
+    flags = ("--draws", "800")
     who = {"relation": relation, "unit": unit}
     code, rows = audited(tmp_path, ALONE, "step", *flags, **who)
     assert code == 0
@@ -135,17 +137,13 @@ def test_private_statistics_are_audited_together(tmp_path, relation, unit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("relation", "unit"), [("zero_out", "example"), ("add_remove", "class")]
-)
-@pytest.mark.parametrize(
-    ("config", "kind", "number"),
+    ("config", "kind", "number", "relation", "unit"),
     [
-        (STARTED, "step", 8),
-        (STARTED, "gradient", 1),
-        (STARTED, "input", 1),
-        (ALONE, "input", 1),
+        (STARTED, "step", 8, "add_remove", "class"),
+        (STARTED, "gradient", 1, "zero_out", "example"),
+        (ALONE, "input", 1, "add_remove", "class"),
     ],
-    ids=["step", "gradient", "input", "alone"],
+    ids=["step", "gradient", "alone"],
 )
 def test_runs_that_begin_with_statistics_are_audited(
     tmp_path, config, kind, number, relation, unit

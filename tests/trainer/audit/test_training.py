@@ -109,17 +109,15 @@ def tasks(*, noise="gaussian", **changes):
     )
 
 
-HARDENED = {"noise": "discrete"}
 SOUND = {
-    "few_shot": lambda: few_shot(),
-    "tasks": lambda: tasks(),
-    "hardened tasks": lambda: tasks(**HARDENED),
+    "few_shot": few_shot,
+    "tasks": tasks,
     # The clip norm follows counts that include the canary.
     "followed tasks": lambda: tasks(
-        **HARDENED, clipping=ClippingConfig(rate=1.0, count_noise=1.0)
+        noise="discrete", clipping=ClippingConfig(rate=1.0, count_noise=1.0)
     ),
     "normalized tasks": lambda: tasks(
-        **HARDENED, clipping=ClippingConfig(kind="normalize")
+        noise="discrete", clipping=ClippingConfig(kind="normalize")
     ),
 }
 
@@ -141,10 +139,8 @@ def test_steps_of_a_sound_trainer_pass(training):
 @pytest.mark.parametrize(
     ("training", "kind"),
     [
-        pytest.param(few_shot, "input", marks=pytest.mark.slow),
         # The run with too little noise shares its compiled programs.
         (few_shot, "gradient"),
-        pytest.param(tasks, "gradient", marks=pytest.mark.slow),
         pytest.param(tasks, "input", marks=pytest.mark.slow),
     ],
 )
@@ -252,7 +248,6 @@ BATCHES = jde.ShuffledEpochs("task", steps_per_epoch=3)
     ("scheme", "relation", "share"),
     [
         (BINS, "add_remove", 0.15),
-        (BINS, "replace_one", 0.15),
         (BATCHES, "replace_one", 0.1),
     ],
 )
@@ -401,7 +396,8 @@ def test_a_canarys_clipped_contribution_is_the_worst_case(marks, expected):
         jnp.ones((), jnp.float32),
     )
     loss = contribution_loss(learner, (3, 3), shots=1)
-    gradient = jax.jit(jax.grad(loss))(learner.params(params), unit)
+    gradients = jax.jit(jax.grad(loss))
+    gradient = gradients(learner.params(params), unit)
     clipped, _, finite = jax.jit(clip_by_norm)(gradient, jnp.float32(0.5))
     assert finite
     if expected is None:
@@ -411,19 +407,12 @@ def test_a_canarys_clipped_contribution_is_the_worst_case(marks, expected):
         close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
         jax.tree.map(close, gradient[MODEL], plain)
         assert not np.any(gradient[CANARIES])
+        nothing = jnp.zeros((3, 3), jnp.float32)
+        masked = Block(jnp.ones_like(unit.inputs), nothing, nothing, unit.unit_mask)
+        gradient = gradients(learner.params(params), masked)
+        assert not np.any(gradient[CANARIES])
         return
     np.testing.assert_allclose(
         clipped[CANARIES], 0.5 * np.asarray(expected), rtol=2e-5, atol=1e-6
     )
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(clipped[MODEL]))
-
-
-def test_masked_marks_do_not_count():
-    model, params = protonet()
-    learner = CanaryLearner(model, (2,), "float32", 3, l2_clip_norm=0.5)
-    inputs = jnp.ones((3, 3, 3), jnp.float32)
-    mask = jnp.zeros((3, 3), jnp.float32)
-    unit = Block(inputs, mask, mask, jnp.ones((), jnp.float32))
-    loss = contribution_loss(learner, (3, 3), shots=1)
-    gradient = jax.jit(jax.grad(loss))(learner.params(params), unit)
-    assert not np.any(gradient[CANARIES])

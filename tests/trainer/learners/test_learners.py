@@ -11,8 +11,8 @@ from scipy import stats
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.config.training_parts import LearnerConfig
-from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.learners.episode import Block, contribution_loss
 from jaxdp_episodic.trainer.run.assemble import run_parts
 from jaxdp_episodic.training import (
     ANIL,
@@ -26,7 +26,7 @@ from jaxdp_episodic.training import (
 )
 from pages import ROOT
 from training_runs import classes as plane_classes
-from training_runs import noised, protonet, sinusoid_learner, trainer
+from training_runs import protonet, sinusoid_learner, trainer
 
 WAYS, SHOTS, SLOTS, FEATURES = 3, 2, 5, 4
 
@@ -69,7 +69,7 @@ def weights(outputs, seed=1):
 # --- Slots become support and query ---
 
 
-def test_labels_are_places_of_classes_in_the_episode():
+def test_the_first_slots_are_support_and_labels_are_places_in_the_episode():
     inputs = np.arange(3 * 4 * 2, dtype=np.float32).reshape(3, 4, 2)
     mask = np.float32([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
     episode = classification_episode(inputs, mask, shots=1)
@@ -80,12 +80,8 @@ def test_labels_are_places_of_classes_in_the_episode():
     np.testing.assert_array_equal(episode.query_targets, np.repeat([0, 1, 2], 3))
     np.testing.assert_array_equal(episode.query_mask, mask[:, 1:].ravel())
     assert episode.support_targets.dtype == np.int32
-
-
-def test_the_first_examples_of_a_task_are_support():
-    inputs = np.arange(10, dtype=np.float32).reshape(5, 2)
-    targets, mask = np.arange(5, dtype=np.float32), np.float32([1, 1, 1, 1, 0])
-    episode = regression_episode(inputs, targets, mask, shots=3)
+    inputs, targets = inputs.reshape(12, 2)[:5], np.arange(5, dtype=np.float32)
+    episode = regression_episode(inputs, targets, np.float32([1, 1, 1, 1, 0]), shots=3)
     np.testing.assert_array_equal(episode.support_inputs, inputs[:3])
     np.testing.assert_array_equal(episode.query_targets, [3, 4])
     np.testing.assert_array_equal(episode.query_mask, [1, 0])
@@ -142,20 +138,15 @@ NO_SUPPORT_THERE = [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]
     ids=["full", "some-missing", "class-missing", "class-without-support"],
 )
 def test_protonet_equals_the_papers_formula(mask):
-    params, episode = weights(2), classes(mask=mask)
-    loss, _ = graded(ProtoNet(linear, ways=WAYS))(params, episode)
-    expected = euclidean_loss(lambda x: x @ params["weights"], episode)
-    np.testing.assert_allclose(loss, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("mask", [FULL, SOME_MISSING, CLASS_MISSING])
-def test_cosine_protonet_and_its_resplits(mask):
     params, mask = weights(2), np.float32(mask)
     embed = lambda x: x @ np.float64(params["weights"])  # noqa: E731
-    learner = ProtoNet(linear, ways=WAYS, distance="cosine", temperature=3.0)
-    expected = cosine_loss(embed, classes(mask=mask))
-    found = float(computed(learner)(params, classes(mask=mask)))
-    np.testing.assert_allclose(found, expected, rtol=2e-5)
+    episode = classes(mask=mask)
+    found = float(computed(ProtoNet(linear, ways=WAYS))(params, episode))
+    np.testing.assert_allclose(found, euclidean_loss(embed, episode), rtol=1e-5)
+    cosine = {"distance": "cosine", "temperature": 3.0}
+    learner = ProtoNet(linear, ways=WAYS, **cosine)
+    found = float(computed(learner)(params, episode))
+    np.testing.assert_allclose(found, cosine_loss(embed, episode), rtol=2e-5)
     # Every rotation of support and query, as separate episodes.
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(WAYS, SLOTS, FEATURES)).astype(np.float32)
@@ -164,14 +155,12 @@ def test_cosine_protonet_and_its_resplits(mask):
         for r in range(SLOTS)
     ]
     expected = np.mean([cosine_loss(embed, e) for e in rotations])
-    resplits = ProtoNet(
-        linear, ways=WAYS, distance="cosine", temperature=3.0, resplits=True
-    )
-    found = float(computed(resplits)(params, classes(mask=mask)))
+    resplits = ProtoNet(linear, ways=WAYS, resplits=True, **cosine)
+    found = float(computed(resplits)(params, episode))
     np.testing.assert_allclose(found, expected, rtol=2e-5)
     if mask.all():  # embeddings of zeros have a gradient
         zero = {"weights": np.zeros((FEATURES, 2), np.float32)}
-        assert np.isfinite(graded(learner)(zero, classes())[1]["weights"]).all()
+        assert np.isfinite(graded(learner)(zero, episode)[1]["weights"]).all()
 
 
 def test_a_class_without_support_is_never_predicted():
@@ -182,40 +171,34 @@ def test_a_class_without_support_is_never_predicted():
 
 # --- Masked examples do not count ---
 
-LEARNERS = {
-    "protonet": ProtoNet(linear, ways=WAYS),
-    "maml": MAML(linear),
-    "first-order": MAML(linear, first_order=True),
-    "anil": ANIL(linear, head="weights"),
-}
-REGRESSION = {
-    "maml": MAML(linear, task_loss="squared_error"),
-    "anil": ANIL(linear, head="weights", task_loss="squared_error"),
-}
+LEARNERS = [
+    ProtoNet(linear, ways=WAYS),
+    MAML(linear),
+    MAML(linear, first_order=True),
+    ANIL(linear, head="weights"),
+]
+OF_TASKS = [
+    MAML(linear, task_loss="squared_error"),
+    ANIL(linear, head="weights", task_loss="squared_error"),
+]
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "learner, params, episode",
     [
-        *((learner, weights(WAYS), classes()) for learner in LEARNERS.values()),
-        *((learner, weights(1), task()) for learner in REGRESSION.values()),
+        *((learner, weights(WAYS), classes(mask=SOME_MISSING)) for learner in LEARNERS),
+        *((learner, weights(1), task(mask=(1, 1, 0, 1, 1, 0))) for learner in OF_TASKS),
     ],
-    ids=[*LEARNERS, *(f"regression-{name}" for name in REGRESSION)],
 )
-def test_an_episode_without_support_or_query_contributes_nothing(
-    learner, params, episode
-):
+def test_masked_examples_change_nothing(learner, params, episode):
+    """And an episode without support or query contributes nothing."""
+    compute = graded(learner)
     for part in ("support_mask", "query_mask"):
         emptied = episode._replace(**{part: np.zeros_like(getattr(episode, part))})
-        loss, gradient = graded(learner)(params, emptied)
+        loss, gradient = compute(params, emptied)
         assert loss == 0.0
         assert not np.any(gradient["weights"])
-
-
-@pytest.mark.parametrize("name", ["protonet", "maml"])
-def test_masked_examples_change_nothing(name):
-    episode = classes(mask=SOME_MISSING)
 
     def overwritten(inputs, mask):
         return np.where(np.asarray(mask)[:, None] > 0, inputs, np.float32(7.0))
@@ -224,10 +207,9 @@ def test_masked_examples_change_nothing(name):
         support_inputs=overwritten(episode.support_inputs, episode.support_mask),
         query_inputs=overwritten(episode.query_inputs, episode.query_mask),
     )
-    params, gradient = weights(WAYS), graded(LEARNERS[name])
     np.testing.assert_allclose(
-        gradient(params, episode)[1]["weights"],
-        gradient(params, other)[1]["weights"],
+        compute(params, episode)[1]["weights"],
+        compute(params, other)[1]["weights"],
         rtol=1e-5,
         atol=1e-6,
     )
@@ -342,26 +324,18 @@ def moments(params, episode):
     return targets, rows @ prior["mean"], rows @ covariance @ rows.T, noise
 
 
-@pytest.mark.parametrize("mask", [(1,) * 6, (1, 0, 1, 1, 0, 1), (0,) * 6])
-def test_the_loss_is_minus_the_mean_log_density_of_unmasked_targets(prior, mask):
+@pytest.mark.parametrize("mask", [(1,) * 6, (1, 0, 1, 1, 0, 1), (0, 0, 0, 1, 1, 1)])
+def test_bayesian_regression_is_that_of_a_normal_distribution(prior, mask):
+    """The loss is minus the mean log density; predictions are conditional means."""
     episode, there = task(mask=mask), np.flatnonzero(mask)
     found, gradient = graded(BAYES)(prior, episode)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
-    if not there.size:
-        assert found == 0
-        assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradient))
-        return
     targets, mean, covariance, noise = moments(prior, episode)
     normal = stats.multivariate_normal(
         mean[there], (covariance + noise)[np.ix_(there, there)]
     )
     np.testing.assert_allclose(found, -normal.logpdf(targets[there]) / len(there), 2e-6)
-
-
-@pytest.mark.parametrize("mask", [(1,) * 6, (1, 0, 1, 1, 1, 1), (0, 0, 0, 1, 1, 1)])
-def test_predictions_are_conditional_means(prior, mask):
-    episode, support = task(mask=mask), np.flatnonzero(mask[:3])
-    targets, mean, covariance, noise = moments(prior, episode)
+    support = there[there < 3]
     known = np.ix_(support, support)
     residuals = np.linalg.solve(
         covariance[known] + noise[known], (targets - mean)[support]
@@ -369,6 +343,8 @@ def test_predictions_are_conditional_means(prior, mask):
     wanted = mean[3:] + covariance[3:, support] @ residuals
     found = jax.jit(BAYES.predict)(prior, episode)
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
+    loss, gradient = graded(BAYES)(prior, task(mask=(0,) * 6))
+    assert loss == 0 and all(not np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
 
 @pytest.mark.parametrize(
@@ -450,61 +426,26 @@ FLAT = jde.MultistageSampling(
 )
 
 
-def users(tasks_of_the_first):
-    """20 users with one task each; the first one may have more."""
-    table = make_sinusoids(21, points=4, seed=0)
-    task = table.unit_column("task")
-    kept = task < 19 + tasks_of_the_first
-    assert table.targets is not None
-    return ExampleTable.from_records(
-        table.features[kept],
-        table.targets[kept],
-        units={"user": np.minimum(task, 19)[kept], "task": task[kept]},
-        example_level="point",
-    )
-
-
-def gradient_sum(run, clip=100.0):
-    """The sum of all clipped contributions, without noise."""
-    gradient, _ = noised(
-        run._gradient,
-        run.params,
-        run.draw_blocks(1),
-        l2_clip_norm=clip,
-        noise_multiplier=0.0,
-        normalizer=1.0,
-    )
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gradient)])
-
-
-@pytest.mark.slow
 def test_one_users_tasks_do_not_change_other_contributions():
     """The number of slots is the largest unit's, so no divisor may depend on it."""
-    step = jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.Poisson("user", sampling_probability=1.0),
-            jde.Poisson("task", sampling_probability=1.0),
-            jde.WithoutReplacement("point", size=4, population=4),
-        ),
-        noise_multiplier=1.0,
-        clip_unit="user",
-        privacy_unit="task",
+    learner = OF_TASKS[0]
+    rng, losses = np.random.default_rng(0), []
+    inputs = rng.normal(size=(3, 6, FEATURES)).astype(np.float32)
+    targets = rng.normal(size=(3, 6)).astype(np.float32)
+    for slots in (1, 3):  # of tasks; the others hold none
+        mask = np.zeros((slots, 6), np.float32)
+        mask[0] = 1
+        unit = Block(inputs[:slots], targets[:slots], mask, np.ones((), np.float32))
+        loss = contribution_loss(learner, (slots, 6), shots=3)
+        losses.append(jax.jit(jax.value_and_grad(loss))(weights(1), unit))
+    alone = graded(learner)(
+        weights(1), regression_episode(inputs[0], targets[0], mask[0], shots=3)
     )
-    sums = []
-    for number in (1, 2):
-        run = trainer(
-            data=users(number),
-            step=step,
-            learner=sinusoid_learner(),
-            shots=2,
-            noise="gaussian",  # the grid for a clip norm of 1e6 would be too coarse
+    for found in losses:
+        np.testing.assert_allclose(found[0], alone[0], rtol=1e-5)
+        np.testing.assert_allclose(
+            found[1]["weights"], alone[1]["weights"], rtol=1e-4, atol=1e-6
         )
-        assert run.sampler.slot_shape == (number, 4)
-        sums.append(gradient_sum(run, clip=1e6))
-    # Support points are drawn anew, which changes every contribution a little; a mean
-    # over slots would halve them, and change the sum by half.
-    scale = float(sums[1] @ sums[0] / (sums[0] @ sums[0]))
-    assert 0.75 < scale < 1.5
 
 
 def flat_step(privacy_unit="example"):

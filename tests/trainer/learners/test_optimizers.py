@@ -115,6 +115,7 @@ def test_the_average_is_the_weighted_mean_of_all_steps():
     np.testing.assert_array_equal(average, params["w"])
 
 
+@pytest.mark.slow
 def test_a_run_releases_the_average():
     run = plain_trainer(num_steps=2, optimizer=averaged(optax.adam(0.05), 0.5))
     for _ in range(2):

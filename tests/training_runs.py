@@ -243,6 +243,16 @@ def classes(*, num_classes=30, examples=6, seed=0):
     )
 
 
+def owned(data=None, first=0):
+    """Six people, numbered from ``first``; each has one example of every class."""
+    data = classes() if data is None else data
+    return ExampleTable.from_records(
+        data.features,
+        units={"class": data.class_places},
+        owners=first + np.tile(np.arange(6), data.population.num_units(1)),
+    )
+
+
 def grouped_step(data, *, rate=0.5, neighboring_relation="add_remove"):
     sampling = jde.GroupedClasses(
         num_classes=data.population.num_units(1),

@@ -19,11 +19,7 @@ from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.tools.train.search_space import Search, read_search
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.assemble import (
-    Tables,
-    adaptive_plan_of,
-    assembled,
-)
+from jaxdp_episodic.trainer.run.assemble import Tables, adaptive_plan_of, assembled
 
 ROOT = Path(__file__).resolve().parents[3]
 

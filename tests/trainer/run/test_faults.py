@@ -1,9 +1,8 @@
-"""Failures: full disks, SIGTERM, NaN, bfloat16, classes that disappeared."""
+"""Failures: full disks, SIGTERM, NaN, bfloat16."""
 
 import contextlib
 import dataclasses
 import errno
-import functools
 import math
 import os
 import resource
@@ -22,27 +21,16 @@ import optax
 import pytest
 
 from crash_rigs import ROOT, train_until
-from image_files import image_folders
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli.command import Terminated, ended_by_sigterm
-from jaxdp_episodic.trainer.data.folders import load_class_folders
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.sampler import Draw
 from jaxdp_episodic.trainer.learners.episode import make_blocks
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.trainer.run.store import RunStore
 from jaxdp_episodic.training import ProtoNet, load_parameters
-from training_runs import (
-    TINY,
-    assert_same,
-    classes,
-    grouped_step,
-    noised,
-    plain_trainer,
-    protonet,
-)
+from training_runs import TINY, assert_same, classes, plain_trainer, protonet
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +216,7 @@ def test_the_command_reports_its_termination(tmp_path, monkeypatch, capsys):
 def test_a_process_exits_cleanly_at_sigterm(tmp_path):
     """The command line as a process; then it is resumed to the end."""
     config, out = tmp_path / "tiny.toml", tmp_path / "out"
-    config.write_text(TINY.replace("num_steps = 3", "num_steps = 400"))
+    config.write_text(TINY.replace("num_steps = 3", "num_steps = 200"))
     command = [sys.executable, "-m", "jaxdp_episodic", "train", str(config)]
     command += ["--out", str(out)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
@@ -249,69 +237,20 @@ def test_a_process_exits_cleanly_at_sigterm(tmp_path):
     assert done.returncode == 0, done.stderr
     # A charged and interrupted step is dropped and stays charged.
     assert f"resumed after step {content.charged}" in done.stderr
-    assert read_ledger(out).charged == 400
+    assert read_ledger(out).charged == 200
 
 
 # --- NaN and infinity ---
 
 
-def noiseless_sum(run, blocks, params=None):
-    """The clipped sum of a draw as one vector, and the private diagnostics."""
-    total, private = noised(
-        run._gradient,
-        run.params if params is None else params,
-        blocks,
-        l2_clip_norm=0.5,
-        noise_multiplier=0.0,
-        normalizer=1.0,
-    )
-    flat = [np.ravel(leaf) for leaf in jax.tree.leaves(total)]
-    return np.concatenate(flat), {k: float(v) for k, v in private.items()}
-
-
-def poisoned(value):
-    """A table with this number in class 0, bypassing the loaders' checks."""
-    data = classes()
-    features = np.array(data.features)
-    features[0, 0] = value
-    return ExampleTable(features, None, data.population)
-
-
-@pytest.mark.parametrize("value", [np.nan, -np.inf, 3e38])
-def test_a_nonfinite_input_drops_its_own_episode_only(value):
-    """Other contributions do not change, also with masked slots."""
-    run, clean = plain_trainer(data=poisoned(value)), plain_trainer()
-    hit = 0
-    for step in range(1, 30):
-        blocks, before = run.draw_blocks(step), clean.draw_blocks(step)
-        without, others = [], 0
-        for block, other in zip(blocks, before, strict=True):
-            is_other = np.any(block.inputs != other.inputs, axis=(1, 2, 3))
-            assert np.all(block.slot_mask[is_other] > 0)
-            others += is_other.sum()
-            drawn = np.where(is_other, 0.0, other.unit_mask).astype(np.float32)
-            without.append(other._replace(unit_mask=drawn))
-        if not others:
-            continue
-        hit += 1
-        assert others == 1
-        total, private = noiseless_sum(run, blocks)
-        rest, _ = noiseless_sum(clean, without)
-        assert np.all(np.isfinite(total)) and all(map(math.isfinite, private.values()))
-        assert np.linalg.norm(total - rest) <= 0.5 * (1 + 1e-5)
-        if not np.isfinite(value):
-            np.testing.assert_allclose(total, rest, atol=1e-6)
-            assert private["num_not_finite"] == 1
-    assert hit > 3
-
-
 def test_a_nonfinite_first_example_is_not_in_masked_slots():
     """Masked slots hold example 0, and are zeroed by selection, not by a product."""
-    run = plain_trainer(data=poisoned(np.nan))
-    empty = Draw(
-        np.zeros((2, 3, 3), np.int64), np.zeros((2, 3, 3), bool), np.array([-1, -1])
-    )
-    (block,) = make_blocks(empty, run.data, block_size=4)
+    features = np.array(classes().features)
+    features[0, 0] = np.nan  # bypasses the loaders' checks
+    data = ExampleTable(features, None, classes().population)
+    slots = (2, 3, 3)
+    empty = Draw(np.zeros(slots, np.int64), np.zeros(slots, bool), np.array([-1, -1]))
+    (block,) = make_blocks(empty, data, block_size=4)
     assert not np.any(block.inputs)
 
 
@@ -351,16 +290,6 @@ def test_nonfinite_gradients_release_pure_noise(tmp_path):
         assert sum(one["num_not_finite"] for one in private) == drawn > 0
 
 
-@pytest.mark.parametrize("factor", [1e-30, 1e30])
-def test_tiny_and_huge_gradients_keep_the_clip_norm(factor):
-    _, params = protonet()
-    run = plain_trainer(learner=(Odd(factor), params))
-    blocks = run.draw_blocks(1)
-    total, private = noiseless_sum(run, blocks)
-    assert np.linalg.norm(total) <= 0.5 * private["num_units"] * (1 + 1e-6)
-    assert private["share_clipped"] == (factor > 1)
-
-
 def test_parameters_that_are_not_finite_are_refused():
     learner, params = protonet()
     params["head"]["bias"] = params["head"]["bias"].at[1].set(jnp.nan)
@@ -386,7 +315,7 @@ def test_a_diverged_run_stops_and_keeps_its_last_finite_state(tmp_path):
 
 @pytest.mark.slow
 def test_bfloat16_parameters_train_resume_and_are_released(tmp_path):
-    """Gradients are clipped and summed in float32; parameters stay bfloat16."""
+    """Moments are kept in float32; parameters stay bfloat16."""
     learner, params = protonet()
     low = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
 
@@ -397,9 +326,6 @@ def test_bfloat16_parameters_train_resume_and_are_released(tmp_path):
         return plain_trainer(learner=(ProtoNet(apply, ways=3), low))
 
     run = run_of()
-    total, private = noiseless_sum(run, run.draw_blocks(1))
-    assert total.dtype == np.float32
-    assert np.linalg.norm(total) <= 0.5 * private["num_units"] * (1 + 1e-6)
     run.train(tmp_path / "whole")
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(run.params)} == {"bfloat16"}
     moments = run.state.optimizer_state[0].mu
@@ -421,43 +347,3 @@ def test_bfloat16_inputs_are_refused():
     kept = ExampleTable(data.features.astype(jnp.bfloat16), None, data.population)
     with pytest.raises(TypeError, match="integers or floats, got bfloat16"):
         plain_trainer(data=kept)
-
-
-# --- A class that disappeared from disk ---
-
-
-def run_on(images, **changes):
-    data = load_class_folders(images, grey=True)
-    step = grouped_step(data, **changes)
-    return plain_trainer(data=data, learner=of_flat_images(), step=step, num_steps=4)
-
-
-@functools.cache  # compiled once
-def of_flat_images():
-    weights = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
-
-    def flat(params, inputs):
-        return inputs.reshape(len(inputs), -1) @ params["weights"]
-
-    return ProtoNet(flat, ways=3), {"weights": weights}
-
-
-def test_a_missing_class_prevents_resuming_and_an_emptied_one_is_drawn(tmp_path):
-    """An empty folder is a class that contributes masked slots."""
-    images = image_folders(tmp_path / "images", dict.fromkeys("abcdef", 5))
-    run = train_until(1, run_on(images), tmp_path / "out")
-    shutil.rmtree(images / "c")
-    run.train(tmp_path / "out")  # the data in memory are unchanged
-    assert run.num_steps_taken == 4
-    other = run_on(images)
-    with pytest.raises(RunMismatchError) as caught:
-        other.resume(tmp_path / "out")
-    assert "units.class: 6 in the checkpoint, 5 now" in str(caught.value)
-    assert other.num_steps_charged == 0
-    (images / "c").mkdir()
-    emptied = run_on(images)
-    assert emptied.data.population.num_units(1) == 6
-    emptied.train(tmp_path / "emptied")
-    assert emptied.num_steps_taken == 4
-    with pytest.raises(ValueError, match="size must be at most the population.*'c'"):
-        run_on(images, neighboring_relation="replace_one")

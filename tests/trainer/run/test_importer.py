@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 
 from crash_rigs import old_ledger, old_run
-from jaxdp_episodic.accountant.report.ledger_file import (
-    STORE,
-    LedgerError,
-    read_ledger,
-)
+from jaxdp_episodic.accountant.report.ledger_file import STORE, LedgerError, read_ledger
 from jaxdp_episodic.accountant.report.ledgers import read_ledgers
 from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.trainer.run.state import RunMismatchError

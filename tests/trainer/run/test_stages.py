@@ -22,7 +22,6 @@ from jaxdp_episodic.trainer.learners.learners import (
     as_they_are,
     untrained,
 )
-from jaxdp_episodic.trainer.run.checks import found_in_both
 from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation
 from jaxdp_episodic.trainer.run.run_files import (
     STAGES,
@@ -33,13 +32,7 @@ from jaxdp_episodic.trainer.run.run_files import (
 from jaxdp_episodic.trainer.run.selection import best_of, choosing_split
 from jaxdp_episodic.trainer.run.store import BEST, RunStore
 from jaxdp_episodic.training import MixedModel, PrivateStatistics, StartConfig
-from training_runs import (
-    GROUPED,
-    adam,
-    classes,
-    plain_trainer,
-    with_statistics,
-)
+from training_runs import GROUPED, adam, classes, owned, plain_trainer, with_statistics
 
 VALIDATION = "validation"
 
@@ -340,12 +333,6 @@ def test_without_a_choice_the_last_one_is_released(
 # --- Data that may choose a stage ---
 
 
-def owned(data, first):
-    owners = first + np.tile(np.arange(6), data.population.num_units(1))
-    units = {"class": data.class_places}
-    return ExampleTable.from_records(data.features, units=units, owners=owners)
-
-
 PERSON = dataclasses.replace(
     GROUPED,
     privacy_unit="person",
@@ -355,7 +342,7 @@ PERSON = dataclasses.replace(
 
 def test_data_with_people_in_both_parts_choose_nothing(tmp_path):
     """Not even if no name is shared, since that would be disclosed."""
-    run = plain_trainer(step=PERSON, data=owned(classes(), 0), num_steps=1)
+    run = plain_trainer(step=PERSON, data=owned(), num_steps=1)
     both, apart = (scored(owned(classes(seed=9), first)) for first in (5, 6))
     found = [choosing_split(run, one, None) for one in (both, apart)]
     assert found[0] == found[1] and found[0][0] is None
@@ -374,19 +361,6 @@ def test_training_data_choose_nothing(tmp_path):
         run.train(tmp_path, evaluations=given)
     run.train(tmp_path, evaluations=given, select=False)
     assert run.released.name == "steps"
-
-
-def test_shared_units_are_found():
-    ours, theirs = owned(classes(), 0), classes(seed=9)
-    assert "names no owners" in found_in_both(theirs, ours, PERSON)[0]
-    assert found_in_both(ours, ours, GROUPED) == ("all of the training data", "")
-    assert found_in_both(theirs, ours, GROUPED) == ("", "")
-    strings = ExampleTable.from_records(
-        theirs.features,
-        units={"class": theirs.class_places},
-        owners=[f"p{i % 6}" for i in range(180)],
-    )
-    assert "of two kinds" in found_in_both(strings, ours, PERSON)[0]
 
 
 # --- Killed and resumed ---

@@ -18,15 +18,7 @@ from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
 from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.trainer.run.store import RunStore
 from jaxdp_episodic.training import ClippingConfig, TrainingConfig, read_config
-from training_runs import (
-    GROUPED,
-    TINY,
-    classes,
-    plain_trainer,
-    sinusoid_learner,
-    trainer,
-    tree_step,
-)
+from training_runs import GROUPED, TINY, classes, plain_trainer, trainer
 
 CLIPPING = ClippingConfig(rate=1.0, count_noise=0.7)
 
@@ -112,31 +104,6 @@ def test_neighbours_are_as_far_apart_as_the_accountant_says(relation):
             assert not of_rows[block.unit_mask == 0].any()
             assert of_rows[block.unit_mask > 0].any(axis=1).all()
     assert moved > (relation == "person")
-
-
-@pytest.mark.slow
-def test_an_episode_without_examples_does_not_vote():
-    """Its zero contribution is short, but belongs to no unit."""
-    rng = np.random.default_rng(0)
-    data = ExampleTable.from_records(
-        rng.normal(size=(80, 1)),
-        rng.normal(size=80),
-        units={"task": np.repeat(np.arange(20), 4)},
-    )
-    levels = {"task": 0.5, "example": 0.2}
-    step = tree_step("task", levels, privacy_unit="task")
-    learner = sinusoid_learner()
-    with pytest.warns(UserWarning, match="1.8 are complete"):
-        run = plain_trainer(
-            data=data, clipping=CLIPPING, normalizer=10.0, step=step, learner=learner
-        )
-    for step in range(1, 4):
-        block = run.draw_blocks(step)[0]
-        found = of_each_row(run, block)
-        held = block.slot_mask.any(axis=1)
-        assert not found[~held].any()
-        assert (np.abs(found[held, -1]) == steps_of_vote(CLIPPING)).all()
-        assert (block.unit_mask > held).any()  # drawn, and empty
 
 
 # --- Resumption ---

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import sqlite3
 
 import numpy as np
 import pytest
@@ -24,8 +23,7 @@ from jaxdp_episodic.trainer.run.report import (
     privacy_statement,
 )
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
-from oracles import allocation
-from training_runs import BINS, charged_run, flat_step, plain_trainer
+from training_runs import BINS, charged_run, flat_step
 
 DELTA = 1e-5
 BATCHES = jde.GaussianStep(
@@ -37,18 +35,6 @@ def budget(step=BATCHES, *, steps=10, permitted=12):
     return PrivacyBudget(step, 8.0, DELTA, steps, permitted)
 
 
-# --- Training ---
-
-
-def test_each_epoch_has_all_episodes():
-    whole = plain_trainer(step=BINS, num_steps=10)
-    drawn = [whole.draw_blocks(step) for step in range(1, 11)]
-    per_step = [sum(int(b.unit_mask.sum()) for b in blocks) for blocks in drawn]
-    # Thirty classes make ten episodes in every epoch of four steps.
-    assert (sum(per_step[:4]), sum(per_step[4:8])) == (10, 10)
-    assert len(set(per_step)) > 1
-
-
 def test_bins_of_private_units_need_a_public_divisor():
     step = jde.GaussianStep(
         jde.RandomAllocation("user", steps_per_epoch=4), noise_multiplier=1.0
@@ -57,9 +43,6 @@ def test_bins_of_private_units_need_a_public_divisor():
         asked = dataclasses.replace(step, neighboring_relation=relation)
         assert mean_units_are_public(asked) == (relation == "replace_one")
     assert mean_units_are_public(BINS)
-
-
-# --- Charges ---
 
 
 def test_beyond_the_plan_only_whole_epochs_are_permitted():
@@ -126,9 +109,7 @@ def test_the_statement_has_the_charge_of_an_early_end():
     assert "ended after 5 steps" in early and "charged for 8" in early
     assert "In each of 5 gradient steps" in early
     assert "ended after" not in planned and "In each of 10 gradient steps" in planned
-    everyone = jde.GaussianStep(
-        jde.Poisson("user", sampling_probability=1.0), noise_multiplier=2.0
-    )
+    everyone = dataclasses.replace(EVERYBODY, noise_multiplier=2.0)
     uncounted = jde.epsilon(everyone, num_steps=8, delta=DELTA)
     assert epsilon_without_last_stage(budget(), 5) == uncounted
 
@@ -146,30 +127,6 @@ def test_a_ledger_charges_the_begun_epoch(tmp_path, capsys, charged, owed):
     assert answer["epsilon"] == jde.epsilon(BATCHES, num_steps=owed, delta=DELTA)
     said = [text for text in answer["warnings"] if "within an epoch" in text]
     assert len(said) == (owed > charged)
-
-
-@pytest.mark.slow
-def test_a_ledgers_epsilon_agrees_with_an_oracle(tmp_path):
-    """The ledger's content, read as JSON, is given to an oracle."""
-    path = tmp_path / "run.sqlite"
-    bins = jde.GaussianStep(
-        jde.RandomAllocation("user", steps_per_epoch=3), noise_multiplier=2.0
-    )
-    spent = budget(bins, steps=3, permitted=3)
-    create_store(path, spent, is_seeded=False)
-    with contextlib.closing(sqlite3.connect(path)) as file:
-        rows = file.execute("SELECT value FROM texts ORDER BY id").fetchall()
-    (planned, described) = (json.loads(value) for (value,) in rows)
-    planned = planned["planned"]
-    length = described["sampling"]["levels"][0]["steps_per_epoch"]
-    epsilon, shift = float(spent.spent(3)), 1 / described["noise_multiplier"]
-    delta, other = (
-        allocation.add_remove(length, planned, shift, epsilon, direction)
-        for direction in ("remove", "add")
-    )
-    assert other < delta <= DELTA * (1 + 1e-10)
-    # Epochs have a certified upper bound, at most 1e-4 above.
-    assert delta == pytest.approx(DELTA, rel=1e-3)
 
 
 def test_a_run_is_not_resumed_with_another_plan(tmp_path):

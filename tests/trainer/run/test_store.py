@@ -615,58 +615,34 @@ def test_network_file_systems_have_no_write_ahead_log(tmp_path, monkeypatch):
     assert not is_on_network(folder / STORE)
 
 
-# --- Epsilon from the file ---
+# --- Epsilon from the file: what it charges, see test_ledgers.py ---
 
 
-@pytest.fixture
-def epsilon_of(capsys):
-    def run(path, *options):
-        code = cli.run(["epsilon", "--ledger", str(path), *options])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
-
-
-def test_epsilon_is_of_the_charged_steps(path, epsilon_of):
-    code, out, err = epsilon_of(path.parent, "--json")
-    assert (code, err) == (0, "")
-    answer = json.loads(out)
-    assert answer["epsilon"] == jde.epsilon(flat_step(), num_steps=3, delta=DELTA)
-    how = answer["num_steps"], answer["delta"], answer["method"]
-    assert how == (3, DELTA, "exact")
-    early, plan = answer["warnings"]  # the target permits 50
-    assert f"planned was 8 at delta {DELTA:g}" in early
-    assert "costs its whole plan" in plan
-
-
-def test_another_delta_and_the_remarks_of_the_output(tmp_path, epsilon_of):
+def test_epsilon_of_a_killed_run_with_a_seed(tmp_path, capsys):
     step = grouped_step(classes())
     path = charged_run(tmp_path / STORE, budget(step), 6, is_seeded=True)
     edited(path, "DELETE FROM texts WHERE kind = 'closed'")  # killed
-    asked = "--delta", "1e-3", "--method", "rdp"
-    code, out, _ = epsilon_of(path, *asked, "--json")
-    answer = json.loads(out)
+    asked = ["epsilon", "--ledger", str(path.parent), "--delta", "1e-3"]
+    assert cli.run([*asked, "--method", "rdp", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
     expected = jde.epsilon(step, num_steps=6, delta=1e-3, method="rdp")
-    assert code == 0 and answer["epsilon"] == expected
+    assert answer["epsilon"] == expected
     starts = [text.split(":")[0] for text in answer["warnings"]]
     assert starts == ["not private", "the run was not closed"]
-    code, out, _ = epsilon_of(path, *asked)
-    assert code == 0 and "warning: not private" in out and "num steps" in out
-
-
-def test_a_report_says_what_was_charged(path, capsys):
     assert cli.run(["report", str(path.parent)]) == 0
     said = capsys.readouterr().out
-    assert "3 steps are charged" in said and "user" in said
+    assert "6 steps are charged" in said and "example" in said
 
 
-def test_wrong_files_and_options_are_one_line(path, epsilon_of):
-    for options in (["--num-steps", "3"], ["--per-unit", "--out", "x.csv"]):
-        code, out, err = epsilon_of(path, *options)
-        assert code == 2 and "--ledger" in err and err.count("\n") == 1
+def test_wrong_files_and_options_are_one_line(path, capsys):
     edited(path, "DELETE FROM charges WHERE number = 1")
-    code, out, err = epsilon_of(path)
-    assert (code, out, err.count("\n")) == (2, "", 1) and "charge 1 is missing" in err
-    code, _, err = epsilon_of(path.with_name("none"))
-    assert code == 2 and "No such file" in err
+    for file, options, words in (
+        (path, ["--num-steps", "3"], "--ledger"),
+        (path, ["--per-unit", "--out", "x.csv"], "--ledger"),
+        (path, [], "charge 1 is missing"),
+        (path.with_name("none"), [], "No such file"),
+    ):
+        assert cli.run(["epsilon", "--ledger", str(file), *options]) == 2
+        printed = capsys.readouterr()
+        assert words in printed.err and printed.err.count("\n") == 1
+        assert printed.out == ""

@@ -9,18 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 
 from jaxdp_episodic.accountant.questions.budget import plan_budget
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.train import run
-from jaxdp_episodic.tools.train.run import Result, run_training
-from jaxdp_episodic.trainer.config.training_config import read_config
-from jaxdp_episodic.trainer.run import selection as selection_module
+from jaxdp_episodic.tools.train.run import Result
 from jaxdp_episodic.trainer.run.evaluation import Score
-from jaxdp_episodic.trainer.run.loading import load_parameters
 from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.trainer.run.selection import Selection, Stage
 from training_runs import TINY_LINEAR, PlainBudget, charged_run, flat_step
@@ -190,28 +185,32 @@ def test_a_run_that_ended_before_any_charge_starts_again(
     assert resumed == [False, True]
 
 
-@pytest.mark.slow
-def test_a_seed_is_called_not_private(train, config, capsys, tmp_path):
-    config.write_text("seed = 3\n" + TINY_LINEAR)
+@pytest.mark.parametrize(
+    ("old", "new", "reason", "epsilons"),
+    [
+        ("epsilon = 8.0", "epsilon = inf", "inf (not private)", {0.0, "inf"}),
+        pytest.param(
+            *("num_steps = 3", "num_steps = 3\nseed = 3"),
+            *("not private: draws and noise come from a fixed seed", None),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["no noise", "a seed"],
+)
+def test_what_is_not_private_is_called_so(
+    train, config, capsys, tmp_path, old, new, reason, epsilons
+):
+    config.write_text(TINY_LINEAR.replace(old, new))
     assert train() == 0
-    printed = capsys.readouterr()
-    assert "not private" in printed.err
-    assert "not private: draws and noise come from a fixed seed" in printed.out
-    release = tmp_path / "out" / "release"
-    statement = (release / "privacy.md").read_text()
-    assert "**Not private**" in statement and "fixed seed" in statement
-    facts = json.loads((release / "run.json").read_text())
-    assert facts["not private"] == "draws and noise come from a fixed seed"
-
-
-def test_no_noise_is_called_not_private(train, config, capsys, tmp_path):
-    config.write_text(TINY_LINEAR.replace("epsilon = 8.0", "epsilon = inf"))
-    assert train() == 0
-    printed = capsys.readouterr()
-    assert "inf (not private)" in printed.out
-    records = read_log(tmp_path / "out" / "run.sqlite")
-    assert [r["epsilon"] for r in records] == [0.0, "inf", "inf", "inf"]
-    assert "Not private" in (tmp_path / "out" / "release" / "privacy.md").read_text()
+    printed, release = capsys.readouterr(), tmp_path / "out" / "release"
+    assert "not private" in printed.err and reason in printed.out
+    assert "Not private" in (release / "privacy.md").read_text()
+    if epsilons:
+        records = read_log(tmp_path / "out" / "run.sqlite")
+        assert {record["epsilon"] for record in records} == epsilons
+    else:
+        facts = json.loads((release / "run.json").read_text())
+        assert reason.endswith(facts["not private"])
 
 
 @pytest.mark.parametrize(
@@ -248,41 +247,3 @@ def test_an_interruption_says_how_to_continue(train, monkeypatch, capsys, where,
     monkeypatch.setattr(f"jaxdp_episodic.trainer.{where}", interrupted)
     assert train() == 130
     assert hint in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["features", "steps"])
-def test_the_released_parameters_are_those_of_the_stage(tmp_path, monkeypatch, name):
-    """A release of plain features has no parameters."""
-
-    def best_of(scores):
-        place = 0 if name == "features" else len(scores) - 1
-        return place, [(0.0, 0.0)] * len(scores)
-
-    monkeypatch.setattr(selection_module, "best_of", best_of)
-    result = run_training(parsed(TINY_LINEAR, tmp_path), tmp_path / "out")
-    stage = result.trainer.released
-    assert stage.name == name
-    assert result.scores == result.selection.scores[name]
-    path = tmp_path / "out" / "release" / "parameters.npz"
-    loaded = load_parameters(path, like=stage.params)
-    jax.tree.map(np.testing.assert_array_equal, loaded, stage.params)
-    assert bool(jax.tree.leaves(loaded)) == (name == "steps")
-
-
-@pytest.mark.slow
-def test_the_choice_can_be_turned_off(tmp_path):
-    text = TINY_LINEAR.replace(
-        'splits = ["validation"]', 'splits = ["test"]\nselect = false'
-    )
-    result = run_training(parsed(text, tmp_path), tmp_path / "out")
-    assert result.selection is not None and result.selection.split is None
-    assert result.trainer.released.name == "steps"
-    statement = (tmp_path / "out" / "release" / "privacy.md").read_text()
-    assert "no choice among its stages: the choice was turned off" in statement
-
-
-def parsed(text, tmp_path):
-    path = tmp_path / "run.toml"
-    path.write_text(text, encoding="utf-8")
-    return read_config(path)

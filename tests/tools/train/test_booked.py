@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-from types import SimpleNamespace
 
 import pytest
 
@@ -73,7 +72,8 @@ def nothing(*args, **kwargs):
     raise AssertionError("a step was taken")
 
 
-def test_a_run_is_charged_and_reported_once(tmp_path, config, book, monkeypatch):
+def test_a_run_is_charged_and_reported_once(tmp_path, config, book, capsys):
+    config.write_text(ALL.replace("[evaluation]", "[evaluation]\nwithout_noise = true"))
     out = tmp_path / "out"
     with ending(Trainer, "step", 2):
         train(config, out, book)
@@ -92,7 +92,9 @@ def test_a_run_is_charged_and_reported_once(tmp_path, config, book, monkeypatch)
         train(config, out, book, resume=True)
     (out / "book.json").write_text(receipt)
     close_book(book)  # a charged run continues
-    train(config, out, book, resume=True)
+    # A score without noise could choose the next run of the book.
+    assert not train(config, out, book, resume=True).without_noise
+    assert "not trained without noise" in capsys.readouterr().err
     assert len(read_book(book).entries) == 1
     with pytest.raises(ValueError, match="another copy of it was resumed"):
         train(config, tmp_path / "copy", book, resume=True)
@@ -209,31 +211,6 @@ def test_a_run_killed_between_its_end_and_its_release_is_released(
     assert len(read_book(book).ends) == 1 and not (out / "release").exists()
     train(config, out, book, resume=True)
     assert (out / "release").exists()
-
-
-def test_no_process_trains_without_noise_beside_a_book(tmp_path, config, monkeypatch):
-    """The first process refuses, so the others must not wait for it."""
-    trained = []
-
-    class Helper:
-        budget, num_steps_charged = None, 0
-
-        def train(self, folder):
-            trained.append(folder)
-
-    helper = Helper(), {}, 0
-    monkeypatch.setattr(run_module, "assembled", lambda *args, **_: helper)
-    monkeypatch.setattr(run_module, "Result", lambda *args: args)
-    monkeypatch.setattr(run_module, "epsilon_without_last_stage", lambda *args: 0.0)
-    monkeypatch.setattr(Helper, "budget", SimpleNamespace(spent=float))
-    settings = read_config(config)
-    wanted = dataclasses.replace(settings.evaluation, without_noise=True)
-    settings = dataclasses.replace(settings, evaluation=wanted)
-    monkeypatch.setattr(run_module, "_bare", lambda *args: settings)
-    for book, times in ((Booking("b.book"), 1), (None, 2)):
-        trained.clear()
-        run_module._run_elsewhere(settings, tmp_path, False, None, None, book)
-        assert len(trained) == times
 
 
 def test_a_run_killed_after_its_charge_pays_nothing(

@@ -25,7 +25,14 @@ from jaxdp_episodic.trainer.run.evaluation import for_ways
 from jaxdp_episodic.trainer.run.loading import load_parameters, load_release
 from jaxdp_episodic.trainer.run.release import DESCRIPTION
 from jaxdp_episodic.trainer.run.report import run_statement
-from jaxdp_episodic.training import ProtoNet, Trainer, read_config, run_training
+from jaxdp_episodic.training import (
+    MLP,
+    ProtoNet,
+    Trainer,
+    read_config,
+    run_training,
+    split_model,
+)
 from training_runs import (
     CLASSIFIER,
     TINY,
@@ -154,6 +161,7 @@ def test_a_release_of_a_config_needs_nothing_else(tmp_path, kind, monkeypatch):
     release = load_release(tmp_path / "out" / "release")
     stage = result.trainer.released
     assert release.stage == stage.name
+    assert result.scores == result.selection.scores[stage.name]
     jax.tree.map(np.testing.assert_array_equal, release.params, stage.params)
     task, seen = few(), None
     if kind == "linear":
@@ -186,7 +194,8 @@ def test_a_users_model_and_learner_are_passed_when_loading(tmp_path):
         def cosine(apply):
             return Mine(ProtoNet(apply, ways=4, distance="cosine"))
 
-        return {"model": Flat(rngs=nnx.Rngs(seed)), "learner": cosine}
+        module = MLP(14 * 14, (4,), 4, rngs=nnx.Rngs(seed))
+        return {"model": split_model(module), "learner": cosine}
 
     config = read_config(tmp_path / "run.toml")
     result = run_training(config, tmp_path / "out", **given(3))
@@ -199,16 +208,6 @@ def test_a_users_model_and_learner_are_passed_when_loading(tmp_path):
     wrong = {**given(4), "model": (lambda p, x: x, {"other": jnp.ones(3)})}
     with pytest.raises(ValueError, match=r"parameters.npz: parameter '.*' must be"):
         load_release(folder, **wrong)
-
-
-class Flat(nnx.Module):
-    """One linear map, as an nnx module."""
-
-    def __init__(self, *, rngs):
-        self.map = nnx.Linear(14 * 14, 4, rngs=rngs)
-
-    def __call__(self, inputs):
-        return self.map(inputs.reshape(len(inputs), -1))
 
 
 @dataclasses.dataclass(frozen=True)

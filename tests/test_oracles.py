@@ -72,8 +72,10 @@ def test_fine_quadrature_matches_sixty_digits(p, shift, alpha):
 @pytest.mark.parametrize("g", [4.0, 1.0, 1.3])
 def test_mixture_divergence_matches_integration_of_its_definition(g):
     pairs = [precise.sampled_pair(0.2, 1.5), precise.symmetric_pair(0.3, 0.25, 0.8)]
-    for top, bottom in (*pairs, pairs[0][::-1]):
+    for top, bottom in (*pairs, precise.mirrored(*pairs[0])):
         exact = float(precise.mp_hockey_stick(top, bottom, g))
+        by_tails, _ = precise.mp_tails(top, bottom, mp.log(g))
+        assert float(by_tails) == pytest.approx(exact, rel=1e-13, abs=1e-30)
         plain = [{float(m): float(w) for w, m in side} for side in (top, bottom)]
         actual = mixtures.hockey_stick(plain[0], plain[1], 1.0, np.array([g]))
         assert actual[0] == pytest.approx(exact, rel=1e-9, abs=1e-15)

@@ -77,11 +77,6 @@ def visible_laws(laws: list[tuple[float, Sequence[float]]], relation: str) -> Cl
     return Claim(parts, parts)
 
 
-def theorem_m(law: Sequence[float], relation: str) -> Claim:
-    """Nobody reacts: the mixture over J."""
-    return visible_laws([(1.0, law)], relation)
-
-
 def theorem_a(rates: Sequence[tuple[float, float]], relation: str) -> Claim:
     """Coins: the pairs (p, r) of the units; which of them show others is seen."""
     parts: dict[tuple[float, ...], float] = {}

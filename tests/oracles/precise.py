@@ -104,6 +104,37 @@ def mp_hockey_stick(top: Mixture, bottom: Mixture, g: Any):
         return total
 
 
+def mp_tails(top: Mixture, bottom: Mixture, u: Any) -> tuple[Any, Any]:
+    """``H_g`` and ``g Q(L > u)``, ``g = e^u``, if the loss L increases along the line.
+
+    By normal tails at the place where the loss is u; at the working precision.
+    """
+    pair = [[(mp.mpf(w), mp.mpf(m)) for w, m in side] for side in (top, bottom)]
+
+    def excess(x):
+        p, q = (mp.fsum(w * mp.exp(m * (x - m / 2)) for w, m in one) for one in pair)
+        return mp.log(p / q) - u
+
+    low, high = mp.mpf(-1), mp.mpf(1)
+    while excess(high) <= 0:
+        high *= 2
+        if high > 1e30:  # no loss is as large as u
+            return mp.mpf(0), mp.mpf(0)
+    while excess(low) >= 0:
+        low *= 2
+    # An error of 1e-18 at this place does not change the profile.
+    x = mp.findroot(excess, (low, high), solver="illinois", tol=1e-36, maxsteps=300)
+    p, q = (
+        mp.fsum(w * mp.erfc((x - m) / mp.sqrt(2)) / 2 for w, m in one) for one in pair
+    )
+    return p - mp.exp(mp.mpf(u)) * q, mp.exp(mp.mpf(u)) * q
+
+
+def mirrored(top: Mixture, bottom: Mixture) -> tuple[Mixture, Mixture]:
+    """The pair of the other direction; its loss increases, too."""
+    return [(w, -m) for w, m in bottom], [(w, -m) for w, m in top]
+
+
 def _gauss(function: Callable, low, high):
     """Gauss-Legendre over one short interval, with 48 nodes."""
     middle, half = (low + high) / 2, (high - low) / 2

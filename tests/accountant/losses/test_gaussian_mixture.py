@@ -8,6 +8,7 @@ from scipy.special import logsumexp
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
+from oracles import precise
 
 # Sensitivities, probabilities and rate; noise of deviation 1.
 MIXTURES = [
@@ -27,46 +28,12 @@ def release(moved, chance, rate, **options):
     )
 
 
-def tail(x):
-    return mp.erfc(x / mp.sqrt(2)) / 2
-
-
-def weights(moved, chance, rate):
-    """Pairs of weight and shift of P, 0 first."""
-    parts = [
-        (mp.mpf(rate) * mp.mpf(w), mp.mpf(c))
-        for c, w in zip(moved, chance, strict=True)
-    ]
-    return [(1 - sum(w for w, _ in parts), mp.mpf(0)), *parts]
-
-
-def loss_at(parts, x):
-    """``log P/Q``, from the sum of the terms minus 1."""
-    return mp.log1p(sum(w * mp.expm1(c * x - c * c / 2) for w, c in parts))
-
-
-def place(parts, u):
-    """The place where ``log P/Q`` is u, or None."""
-    low, high = mp.mpf(-4), mp.mpf(4)
-    while loss_at(parts, high) < u:
-        high *= 2
-    while loss_at(parts, low) > u:
-        low *= 2
-        if low < -1e9:
-            return None
-    for _ in range(180):
-        middle = (low + high) / 2
-        low, high = (low, middle) if loss_at(parts, middle) > u else (middle, high)
-    return low
-
-
-def divergences(parts, u):
-    """``H_g`` in both directions, by normal tails at the place of the loss."""
-    grown, up, down = mp.exp(u), place(parts, u), place(parts, -u)
-    forward = sum(w * tail(up - c) for w, c in parts) - grown * tail(up)
-    if down is None:
-        return forward, mp.mpf(0)
-    return forward, tail(-down) - grown * sum(w * tail(c - down) for w, c in parts)
+def profiles(moved, chance, rate, u):
+    """``H_g`` in both directions, in many digits."""
+    parts = [(mp.mpf(rate) * mp.mpf(w), c) for c, w in zip(moved, chance, strict=True)]
+    with_it = [(1 - sum(w for w, _ in parts), 0), *parts]
+    pair = with_it, [(1, 0)]
+    return [precise.mp_tails(*one, u)[0] for one in (pair, precise.mirrored(*pair))]
 
 
 @pytest.mark.few(2)
@@ -75,9 +42,8 @@ def test_profiles_of_both_directions(mixture):
     points = np.array([0.0, 1e-9, 0.05, 2.0, 10.0])
     (forward, _), (backward, _) = dominating_pair(release(*mixture)).log_tails(points)
     with mp.workdps(50):
-        parts = weights(*mixture)
         for u, *found in zip(points, forward, backward, strict=True):
-            for value, truth in zip(found, divergences(parts, mp.mpf(u)), strict=True):
+            for value, truth in zip(found, profiles(*mixture, u), strict=True):
                 log_truth = float(mp.log(truth)) if truth > 0 else -np.inf
                 if log_truth < -600:
                     assert value < -600
@@ -98,7 +64,7 @@ def test_a_rare_large_shift_counts(moved, chance, u):
     mixture = moved, chance, 0.5
     tails = dominating_pair(release(*mixture)).log_tails(np.array([u]))
     with mp.workdps(60):
-        truths = divergences(weights(*mixture), mp.mpf(u))
+        truths = profiles(*mixture, u)
         for (found, _), truth in zip(tails, truths, strict=True):
             log_truth = float(mp.log(truth)) if truth > 0 else -np.inf
             assert found[0] == pytest.approx(log_truth, rel=1e-13)

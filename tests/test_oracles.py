@@ -24,8 +24,8 @@ def test_sampled_gaussian_matches_the_reference_table(direction):
     assert len(rows) == 42
     for row in rows:
         shift, alpha = 1 / row["noise_multiplier"], row["alpha"]
-        log_moment = moments.fine_sampled_gaussian(
-            row["sampling_probability"], shift, alpha, direction=direction
+        log_moment = moments.fine(
+            "sampled", row["sampling_probability"], shift, alpha, direction=direction
         )
         actual = moments.rdp_from_log_moment(log_moment, alpha)
         # Both the division 1 / noise and the result are rounded to double.
@@ -50,16 +50,16 @@ def test_fine_quadrature_matches_sixty_digits(p, shift, alpha):
         symmetric = precise.symmetric_pair(p, r_in, shift)
         pairs = [
             (
-                moments.fine_swapped(p, shift, alpha),
+                moments.fine("swapped", p, shift, alpha),
                 precise.mp_excess(*sampled, alpha, mp.mpf(shift) / 2),
             ),
             (
-                moments.fine_symmetric(p, r_in, shift, alpha),
+                moments.fine("antipodal", p, shift, alpha, inner=r_in),
                 precise.mp_excess(*symmetric, alpha, 0),
             ),
         ]
         for direction, pair in (("forward", sampled), ("backward", sampled[::-1])):
-            found = moments.fine_sampled_gaussian(p, shift, alpha, direction=direction)
+            found = moments.fine("sampled", p, shift, alpha, direction=direction)
             pairs.append((found, precise.mp_excess(*pair, alpha)))
         for log_value, exact in pairs:
             high = float(log_value)

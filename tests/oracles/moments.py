@@ -8,11 +8,14 @@ to 1e-13.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+
+from oracles import precise
 
 _NODES, _WEIGHTS = (
     x.astype(np.longdouble) for x in np.polynomial.legendre.leggauss(16)
@@ -25,93 +28,23 @@ _SERIES_TERMS = 18
 _MAX_ROUNDS = 60
 
 
-class Ratio(NamedTuple):
-    """A pair of densities on a line, through its ratio L = P/Q."""
-
-    log_density: Callable[[np.ndarray], np.ndarray]
-    excess: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-    anchors: tuple[float, ...]
-    slope: float
-
-
-def sampled_ratio(sampling_probability: float, shift: float) -> Ratio:
-    """P = (1-p) N(0,1) + p N(s,1) against Q = N(0,1), at x = y + s/2."""
-    p, s = np.longdouble(sampling_probability), np.longdouble(shift)
-
-    def log_density(y: np.ndarray) -> np.ndarray:
-        return -((y + s / 2) ** 2) / 2 - _LOG_ROOT_2PI
-
-    def excess(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        v = p * np.expm1(s * y)
-        far = np.logaddexp(np.log1p(-p), np.log(p) + s * y)
-        near = np.log1p(np.where(np.abs(v) < 0.5, v, 0))
-        return v, np.where(np.abs(v) < 0.5, near, far)
-
-    turn = float((np.log1p(-p) - np.log(p)) / s) if p < 1 else 0.0
-    return Ratio(log_density, excess, (turn, -float(s) / 2), float(s))
+def _log_mixture(mixture: precise.Mixture, x: np.ndarray) -> np.ndarray:
+    """Log of a mixture's density relative to N(0, 1)."""
+    parts = [
+        np.log(np.longdouble(float(w))) + float(m) * (x - np.longdouble(float(m)) / 2)
+        for w, m in mixture
+        if w > 0
+    ]
+    return np.logaddexp.reduce(parts)
 
 
-def symmetric_ratio(p: float, r_in: float, shift: float) -> Ratio:
-    """P* = (1-p) N(0) + p(1-r) N(-s) + p r N(s) against Q* = (1-p) N(0) + p N(-s)."""
-    pl, rl, s = (np.longdouble(x) for x in (p, r_in, shift))
-
-    def log_mix(y: np.ndarray) -> np.ndarray:
-        return np.logaddexp(np.log1p(-pl), np.log(pl) - s * y - s * s / 2)
-
-    def log_density(y: np.ndarray) -> np.ndarray:
-        return -y * y / 2 + log_mix(y) - _LOG_ROOT_2PI
-
-    def excess(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # P* - Q* = p r (N(s) - N(-s)), so L > 1 exactly for y > 0.
-        log_v = (
-            np.log(pl * rl) - s * s / 2 + s * y + np.log(-np.expm1(-2 * s * y))
-        ) - log_mix(y)
-        v = np.exp(log_v)
-        near = np.log1p(np.where(v < 0.5, v, 0))
-        return v, np.where(v < 0.5, near, np.logaddexp(np.longdouble(0), log_v))
-
-    turn = float(s / 2 - np.log(pl * rl) / s)
-    mixed = float(-s / 2 + (np.log(pl) - np.log1p(-pl)) / s) if p < 1 else 0.0
-    return Ratio(log_density, excess, (turn, mixed), 2 * float(s))
-
-
-def zeroed_ratios(p: float, r_in: float, shift: float) -> tuple[Ratio, Ratio]:
-    """The zeroed pairs at x = y + s/2: (P1, Q1) for y > 0, (P2, Q2) for y < 0."""
-    pl, rl, s = (np.longdouble(x) for x in (p, r_in, shift))
-    with np.errstate(divide="ignore"):
-        null, kept = np.log((1 - pl) + pl * rl), np.log(pl) + np.log1p(-rl)
-
-    def ratio(log_mix: Callable, *anchors: np.longdouble) -> Ratio:
-        def log_density(y: np.ndarray) -> np.ndarray:
-            return -((y + s / 2) ** 2) / 2 + log_mix(y) - _LOG_ROOT_2PI
-
-        def excess(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            log_v = np.log(pl * rl) + np.maximum(s * y, 0) - log_mix(y)
-            log_v = log_v + np.log(-np.expm1(-np.abs(s * y)))
-            up = y > 0
-            v = np.where(up, 1, -1) * np.exp(log_v)
-            near = np.log1p(np.where(np.abs(v) < 0.5, v, 0))
-            below = np.logaddexp(np.log1p(-pl), np.log(pl) + s * y) - log_mix(y)
-            far = np.where(up, np.logaddexp(np.longdouble(0), log_v), below)
-            return v, np.where(np.abs(v) < 0.5, near, far)
-
-        finite = tuple(float(a) for a in anchors if np.isfinite(a))
-        return Ratio(log_density, excess, finite, 2 * float(s))
-
-    with np.errstate(divide="ignore"):
-        upper = ratio(
-            lambda y: np.logaddexp(null, kept - s * y - s * s),
-            -np.log(pl * rl) / s,
-            (kept - null) / s - s,
-            -s / 2,
-        )
-        lower = ratio(
-            lambda y: np.logaddexp(null, kept + s * y),
-            (np.log1p(-pl) - np.log(pl)) / s,
-            (null - kept) / s,
-            -s / 2,
-        )
-    return upper, lower
+def _turns(mixture: precise.Mixture) -> list[float]:
+    """Where one component takes over from another."""
+    parts = [(float(w), float(m)) for w, m in mixture if w > 0]
+    return [
+        (a + b) / 2 + math.log(v / w) / (b - a)
+        for (v, a), (w, b) in itertools.combinations(parts, 2)
+    ]
 
 
 def _series(order: np.longdouble, v: np.ndarray) -> np.ndarray:
@@ -150,9 +83,8 @@ def _panel_logs(logf: Callable, left: np.ndarray, right: np.ndarray):
     return np.log(total) + safe[:, 0], float(np.max(top))
 
 
-def _log_integral(logf: Callable, edges: np.ndarray) -> np.longdouble:
+def _log_integral(logf: Callable, left: np.ndarray, right: np.ndarray):
     """Log of the integral of exp(logf) by halving panels until they agree."""
-    left, right = edges[:-1], edges[1:]
     coarse, top = _panel_logs(logf, left, right)
     done = np.longdouble(-np.inf)
     for _ in range(_MAX_ROUNDS):
@@ -176,117 +108,98 @@ def _log_integral(logf: Callable, edges: np.ndarray) -> np.longdouble:
     raise ArithmeticError("the oracle's quadrature did not converge")
 
 
-def _peaks(logf: Callable, grid: np.ndarray) -> list[float]:
-    """Local maxima of logf, bracketed on a grid and narrowed by zooming."""
-    values = logf(grid)
-    inner = np.flatnonzero((values[1:-1] >= values[:-2]) & (values[1:-1] >= values[2:]))
-    found = []
-    for i in inner + 1:
-        low, high = grid[i - 1], grid[i + 1]
-        for _ in range(8):
-            zoom = np.linspace(low, high, 17, dtype=np.longdouble)
-            j = int(np.argmax(logf(zoom)))
-            low, high = zoom[max(j - 1, 0)], zoom[min(j + 1, 16)]
-        found.append(float((low + high) / 2))
-    return found
+def _moment(
+    alpha: float,
+    pair: tuple[precise.Mixture, precise.Mixture],
+    change: tuple[float, float, float],
+    dual: bool,
+    *domain: float,
+) -> np.longdouble:
+    """Log of E_Q[f(L)] over a part of the line; f is f_{1-alpha} when `dual`.
 
+    The change (w, a, b) says that ``P - Q = w (N(a) - N(b))``.
+    """
+    top, bottom = pair
+    w, a, b = map(np.longdouble, change)
 
-def _mesh(logf: Callable, ratio: Ratio, alpha: float, side: int) -> np.ndarray:
-    """Panel edges in |y|, graded towards every place where the integrand turns."""
-    s = ratio.slope
-    far = alpha * s + s + 60.0
+    def logf(x: np.ndarray) -> np.ndarray:
+        below, far = _log_mixture(bottom, x), _log_mixture(top, x)
+        d = (a - b) * (x - (a + b) / 2)
+        log_v = np.log(w) + np.maximum(a * (x - a / 2), b * (x - b / 2)) - below
+        v = np.sign(d) * np.exp(log_v + np.log(-np.expm1(-np.abs(d))))
+        near = np.abs(v) < 0.5
+        ell = np.where(near, np.log1p(np.where(near, v, 0)), far - below)
+        log_density = below - x * x / 2 - _LOG_ROOT_2PI
+        return log_density + _log_f(np.longdouble(alpha) - 1, v, ell, dual)
+
+    s = float(np.ptp([float(m) for _, m in (*top, *bottom)]))
+    reach = (alpha + 1) * s + 60.0
+    low, high = np.clip(domain, -reach, reach)
     finest = min(1.0, 1 / (s * (1 + alpha))) / 16
-    anchors = [0.0] + [side * t for t in ratio.anchors if 0 < side * t < far]
-    geometric = np.geomspace(finest, far, 160)
-    grid = np.unique(np.concatenate([geometric, np.linspace(0, far, 160)[1:]]))
-    for anchor in anchors[1:]:
-        grid = np.concatenate([grid, anchor - geometric, anchor + geometric])
-    grid = np.unique(grid[(grid > 0) & (grid <= far)]).astype(np.longdouble)
-    anchors += _peaks(logf, grid)
-    steps = finest * 4.0 ** np.arange(0, math.ceil(math.log(far / finest, 4)) + 1)
-    around = [t + sign * steps for t in anchors for sign in (-1, 1)]
-    edges = np.concatenate([[0.0, far], anchors, *around])
-    return np.unique(edges[(edges >= 0) & (edges <= far)]).astype(np.longdouble)
-
-
-def _half(ratio: Ratio, alpha: float, side: int, dual: bool) -> np.longdouble:
-    """Log of E_Q[f(L)] over the half line where side * y > 0."""
-    z = np.longdouble(alpha) - 1
-
-    def logf(distance: np.ndarray) -> np.ndarray:
-        y = side * distance
-        v, ell = ratio.excess(y)
-        return ratio.log_density(y) + _log_f(z, v, ell, dual)
-
+    steps = np.append(0.0, finest * 4.0 ** np.arange(math.log(reach / finest, 4)))
+    turns = [*_turns(top), *_turns(bottom), low, high]
+    around = [turn + sign * steps for turn in turns for sign in (-1, 1)]
+    grid = np.concatenate([np.arange(low, high, max(0.25, reach / 1e5)), *around])
+    grid = np.unique(grid[(grid >= low) & (grid <= high)]).astype(np.longdouble)
     with np.errstate(all="ignore"):
-        return _log_integral(logf, _mesh(logf, ratio, alpha, side))
+        heights = logf(grid)
+        kept = np.maximum(heights[1:], heights[:-1]) > np.nanmax(heights) - 100
+        return _log_integral(logf, grid[:-1][kept], grid[1:][kept])
 
 
 @functools.cache
-def fine_sampled_gaussian(
-    sampling_probability: float, shift: float, alpha: float, *, direction: str
+def fine(
+    name: str,
+    p: float,
+    shift: float,
+    alpha: float,
+    *,
+    inner: float = 1.0,
+    direction: str = "forward",
 ) -> np.longdouble:
-    """Log of M(alpha) - 1 for the Poisson-sampled Gaussian pair."""
-    dual = {"forward": False, "backward": True}[direction]
-    ratio = sampled_ratio(sampling_probability, shift)
-    return np.logaddexp(_half(ratio, alpha, -1, dual), _half(ratio, alpha, 1, dual))
+    """Log of M(alpha) - 1 of a pair, from the pieces of which its profile consists.
+
+    "swapped" and "antipodal" have one profile, H_g(P || Q) for g >= 1, both ways.
+    """
+    both, dual = (False, True), direction == "backward"
+    sampled, change = precise.sampled_pair(p, shift), (p, shift, 0.0)
+    middle, rate = shift / 2, np.longdouble(p) * inner
+    upper, lower = precise.zeroed_pairs(p, inner, shift)
+    antipodal = precise.symmetric_pair(p, inner, shift), (rate, shift, -shift)
+    reached = rate, shift, 0.0
+    pieces: Any = {
+        "sampled": [(sampled, change, dual, -math.inf, math.inf)],
+        "swapped": [(sampled, change, way, middle, math.inf) for way in both],
+        "antipodal": [(*antipodal, way, 0.0, math.inf) for way in both],
+        "zeroed": [
+            (upper, reached, dual, middle, math.inf),
+            (lower, reached, dual, -math.inf, middle),
+        ],
+    }
+    return np.logaddexp.reduce([_moment(alpha, *piece) for piece in pieces[name]])
 
 
-@functools.cache
-def fine_zeroed(
-    p: float, r_in: float, shift: float, alpha: float, *, direction: str
-) -> np.longdouble:
-    """Log of M(alpha) - 1 for the zeroed pairs of zero_out; see `zeroed_ratios`."""
-    dual = {"forward": False, "backward": True}[direction]
-    upper, lower = zeroed_ratios(p, r_in, shift)
-    return np.logaddexp(_half(upper, alpha, 1, dual), _half(lower, alpha, -1, dual))
-
-
-def _both_sides(ratio: Ratio, alpha: float) -> np.longdouble:
-    """Log(M - 1) when both directions have the profile H_g(P||Q), g >= 1."""
-    return np.logaddexp(_half(ratio, alpha, 1, False), _half(ratio, alpha, 1, True))
-
-
-@functools.cache
-def fine_swapped(eta: float, shift: float, alpha: float) -> np.longdouble:
-    """Log of M(alpha) - 1 for h_fwd = h_bwd = eta D(shift, 1 + (g-1)/eta); exact."""
-    return _both_sides(sampled_ratio(eta, shift), alpha)
-
-
-@functools.cache
-def fine_symmetric(p: float, r_in: float, shift: float, alpha: float) -> np.longdouble:
-    """Log of M(alpha) - 1 for h_fwd = h_bwd = H_g(P* || Q*); exact."""
-    return _both_sides(symmetric_ratio(p, r_in, shift), alpha)
-
-
-@functools.cache
 def fine_independent_episodes(
     num_episodes: int, eta: float, shift: float, alpha: float
 ) -> np.longdouble:
-    """Log of M(alpha) - 1 for both profiles e1 sum_k w_k D(2ks, 1 + (g-1)/e1)."""
-    log_e1, log_weights = binomial_at_least_one(num_episodes, eta)
-    eta_1 = float(np.exp(log_e1))
-    terms = [
-        log_w + fine_swapped(eta_1, 2 * k * shift, alpha)
-        for k, log_w in enumerate(log_weights, start=1)
-        if log_w > -np.inf
-    ]
-    return np.logaddexp.reduce(terms)
+    """Log of M(alpha) - 1 for both profiles e1 sum_k w_k D(2ks, 1 + (g-1)/e1).
 
-
-def binomial_at_least_one(num_episodes: int, eta: float):
-    """Log P(J >= 1) and log P(J = k | J >= 1), k = 1..B, J ~ Binomial(B, eta)."""
+    w_k is P(J = k | J >= 1) and e1 is P(J >= 1), J ~ Binomial(B, eta).
+    """
     rate = np.longdouble(eta)
     with np.errstate(divide="ignore"):
         log_not = np.log1p(-rate)
     log_e1 = np.log(-np.expm1(num_episodes * log_not))
-    logs = []
-    for k in range(1, num_episodes + 1):
-        missed = num_episodes - k
-        rest = missed * log_not if missed else np.longdouble(0)
-        choose = np.log(np.longdouble(math.comb(num_episodes, k)))
-        logs.append(choose + k * np.log(rate) + rest - log_e1)
-    return log_e1, logs
+    terms = [
+        fine("swapped", float(np.exp(log_e1)), 2 * k * shift, alpha)
+        + np.log(math.comb(num_episodes, k) * rate**k)
+        + (num_episodes - k) * log_not
+        - log_e1
+        for k in range(1, num_episodes if eta < 1 else 0)
+    ]
+    every = fine("swapped", float(np.exp(log_e1)), 2 * num_episodes * shift, alpha)
+    terms.append(every + num_episodes * np.log(rate) - log_e1)
+    return np.logaddexp.reduce(terms)
 
 
 def rdp_from_log_moment(

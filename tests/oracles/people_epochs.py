@@ -30,8 +30,13 @@ class Epoch(NamedTuple):
         return 2 * self.bins.shape[1]
 
 
-def epoch(steps: int, contents: dict[tuple[bool, ...], float]) -> Epoch:
-    """`contents`: the chance of each answer to which episodes hold the person."""
+def epoch(
+    steps: int, contents: dict[tuple[bool, ...], float], taken: int | None = None
+) -> Epoch:
+    """`contents`: the chance of each answer to which episodes hold the person.
+
+    Of the steps ``taken`` are observed, all by default.
+    """
     number = len(next(iter(contents)))
     bins, columns, weights = [], [], []
     for placed in itertools.product(range(steps), repeat=number):
@@ -39,7 +44,8 @@ def epoch(steps: int, contents: dict[tuple[bool, ...], float]) -> Epoch:
             bins.append(placed)
             columns.append([2 * i + (not held[i]) for i in range(number)])
             weights.append(chance / steps**number)
-    return Epoch(steps, np.array(bins), np.array(columns), np.array(weights))
+    taken = steps if taken is None else taken
+    return Epoch(taken, np.array(bins), np.array(columns), np.array(weights))
 
 
 def independent_contents(rates: Sequence[float]) -> dict[tuple[bool, ...], float]:

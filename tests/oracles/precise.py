@@ -35,6 +35,14 @@ def symmetric_pair(p: float, r_in: float, shift: float) -> tuple[Mixture, Mixtur
     return [(1 - w, 0), (w * (1 - r), -s), (w * r, s)], [(1 - w, 0), (w, -s)]
 
 
+def zeroed_pairs(p: float, r_in: float, shift: float):
+    """The pairs of zero_out: of losses above 0 forward, and of those below 0."""
+    w, r, s = mp.mpf(p), mp.mpf(r_in), mp.mpf(shift)
+    null, kept, reached = 1 - w + w * r, w * (1 - r), w * r
+    upper = [(1 - w, 0), (kept, -s), (reached, s)], [(null, 0), (kept, -s)]
+    return upper, ([(1 - w, 0), (w, s)], [(null, 0), (kept, s)])
+
+
 # --- Of mixtures of Gaussians ---
 
 

@@ -49,34 +49,20 @@ def sizes(x: Setting) -> np.ndarray:
     return np.maximum(np.round(POPULATION * x.rate).astype(np.int64), 1)
 
 
-def sampled_excess(x: Setting, alpha: float, direction: str) -> np.longdouble:
-    return moments.fine_sampled_gaussian(
-        float(x.rate), float(1 / x.noise), alpha, direction=direction
-    )
+def of_pair(name: str, factor: float = 1.0) -> Callable[..., np.longdouble]:
+    """The oracle of a pair whose shift is ``factor`` / noise."""
+
+    def log_excess(x: Setting, alpha: float, direction: str) -> np.longdouble:
+        rate, shift, inner = float(x.rate), factor / float(x.noise), float(x.inner)
+        fields = {"inner": inner, "direction": direction}
+        return moments.fine(name, rate, shift, alpha, **fields)
+
+    return log_excess
 
 
 def sized(x: Setting, alpha: float, direction: str) -> np.longdouble:
     rate = float(sizes(x) / POPULATION)
-    return moments.fine_sampled_gaussian(
-        rate, float(2 / x.noise), alpha, direction=direction
-    )
-
-
-def zeroed(x: Setting, alpha: float, direction: str) -> np.longdouble:
-    rates = float(x.rate), float(x.inner)
-    return moments.fine_zeroed(*rates, float(1 / x.noise), alpha, direction=direction)
-
-
-# One profile for both directions.
-
-
-def antipodal(x: Setting, alpha: float, _: str) -> np.longdouble:
-    rates = float(x.rate), float(x.inner)
-    return moments.fine_symmetric(*rates, float(1 / x.noise), alpha)
-
-
-def swapped(x: Setting, alpha: float, _: str) -> np.longdouble:
-    return moments.fine_swapped(float(x.rate), float(2 / x.noise), alpha)
+    return moments.fine("sampled", rate, float(2 / x.noise), alpha, direction=direction)
 
 
 def in_episodes(x: Setting, alpha: float, _: str) -> np.longdouble:
@@ -85,29 +71,32 @@ def in_episodes(x: Setting, alpha: float, _: str) -> np.longdouble:
 
 
 KINDS = {
-    "sampled": Kind(lambda x: poisson_step(x.noise, x.rate), sampled_excess),
+    "sampled": Kind(lambda x: poisson_step(x.noise, x.rate), of_pair("sampled")),
     "sampled, fixed size": Kind(
         lambda x: step(x.noise, fixed("example", x.rate, POPULATION)), sized
     ),
     "sampled below an outer level": Kind(
         lambda x: poisson_step(x.noise, x.outer, x.rate, clip="class"),
-        sampled_excess,
+        of_pair("sampled"),
         scaled=True,
     ),
-    "swapped": Kind(lambda x: poisson_step(x.noise, x.rate, clip="step"), swapped),
+    "swapped": Kind(
+        lambda x: poisson_step(x.noise, x.rate, clip="step"), of_pair("swapped", 2)
+    ),
     "antipodal": Kind(
-        lambda x: poisson_step(x.noise, x.rate, x.inner, clip="school"), antipodal
+        lambda x: poisson_step(x.noise, x.rate, x.inner, clip="school"),
+        of_pair("antipodal"),
     ),
     "antipodal below an outer level": Kind(
         lambda x: poisson_step(x.noise, x.outer, x.rate, x.inner, clip="class"),
-        antipodal,
+        of_pair("antipodal"),
         scaled=True,
     ),
     "zeroed": Kind(
         lambda x: poisson_step(
             x.noise, x.rate, x.inner, clip="school", relation="zero_out"
         ),
-        zeroed,
+        of_pair("zeroed"),
         above=1e-9,
     ),
     "episodes": Kind(lambda x: episodic(x.noise, x.rate, x.num_episodes), in_episodes),

@@ -69,11 +69,8 @@ def episodes(kind, u, p, s, number):
 
 def pairs(name, p, r, s):
     """Mixtures by definition, of the forward and of the backward loss."""
-    p, r = mp.mpf(p), mp.mpf(r)
     if name == "zeroed":
-        null, kept, reached = 1 - p + p * r, p * (1 - r), p * r
-        upper = [(1 - p, 0), (kept, -s), (reached, s)], [(null, 0), (kept, -s)]
-        lower = [(1 - p, 0), (p, s)], [(null, 0), (kept, s)]
+        upper, lower = precise.zeroed_pairs(p, r, s)
         return upper, precise.mirrored(*lower)
     if name == "antipodal":
         return (precise.symmetric_pair(p, r, s),) * 2

@@ -83,7 +83,8 @@ class TestReferenceTables:
         # difference.
         assert np.all(actual <= published * (1 + row["rtol"]))
         for value, alpha in zip(actual[~whole], orders[~whole], strict=True):
-            log_moment = moments.fine_sampled_gaussian(
+            log_moment = moments.fine(
+                "sampled",
                 row["sampling_probability"],
                 1 / row["noise_multiplier"],
                 float(alpha),

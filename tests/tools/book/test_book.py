@@ -315,12 +315,6 @@ def test_a_charge_sees_what_was_charged_while_it_was_priced(book, monkeypatch):
     assert [entry.run for entry in read_book(book).entries] == ["other"]
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "x" * 201])
-def test_names_must_be_printable(name):
-    with pytest.raises(ValueError, match="name must have 1 to 200 printable char"):
-        order_of(RUN, what="query", name=name, protected=PROTECTED)
-
-
 # --- Damaged and invalid books ---
 
 

@@ -59,8 +59,6 @@ def test_npz_without_pyarrow(read, tmp_path, without_pyarrow):
     np.testing.assert_array_equal(arrays["epsilon"], epsilon)
     run_sweep(read(SMALL), tmp_path / "again")
     assert (tmp_path / "again/table.npz").read_bytes() == outcome.table.read_bytes()
-    with pytest.raises(ValueError, match="damaged"):
-        list(engines.read_columns(outcome.table, ["delta"]))
 
 
 FEW = REQUEST.replace("0.01", "0.1")
@@ -238,12 +236,6 @@ def test_other_folders_are_refused(undisturbed, tmp_path):
         run_sweep(sweep, tmp_path, engine=no_work)
     with pytest.raises(NotADirectoryError, match="not a folder"):
         run_sweep(sweep, tmp_path / "thesis.tex", engine=no_work)
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for text in ("{", "[]", '{"version": 1}', '{"version": 9, "kind": "sweep"}'):
-        (broken / MANIFEST).write_text(text)
-        with pytest.raises(ValueError, match="not the manifest of a sweep"):
-            run_sweep(sweep, broken, engine=no_work)
 
 
 @pytest.mark.skipif(

@@ -1,6 +1,5 @@
 """The commands that evaluate and draw sweeps."""
 
-import json
 
 import pytest
 
@@ -44,19 +43,6 @@ def test_sweep_writes_a_table_and_plot_draws_it(call, capsys):
     code = cli.run(["plot", str(out), "--kind", "lines", "--fix", "noise_multiplier=6"])
     assert code == 0
     assert capsys.readouterr().out.split(", ")[0].endswith("lines.png")
-
-
-def test_shards_and_collect(call):
-    run, out = call
-    code, text, _ = run(SMALL, "--shard", "2/2")
-    assert code == 0 and "table" not in text
-    code, text, error = run(SMALL, "--collect")
-    assert (code, text) == (2, "")
-    assert "1 of 2 chunks are missing: 0;" in error
-    assert run(SMALL, "--shard", "1/2")[0] == 0
-    code, text, _ = run(SMALL, "--collect")
-    assert code == 0 and "table" in text
-    assert not (out / SHARDS).exists()
 
 
 @pytest.mark.parametrize(
@@ -130,18 +116,6 @@ def draw(tmp_path, capsys):
         return code, captured.out, captured.err, tmp_path
 
     return run
-
-
-@pytest.mark.slow
-def test_curve_writes_a_picture_and_numbers_and_prints_a_table(draw):
-    code, out, err, folder = draw(REQUEST, "--num-steps", "1", "--method", "rdp")
-    assert (code, err) == (0, "")
-    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-    document = json.loads((folder / "curve.json").read_text())
-    facts = dict(line.split("  ", 1) for line in out.splitlines())
-    assert "curve.png" in facts["written"]
-    assert "one example (add_remove)" in facts["protected"]
-    assert document["method"] == "rdp" and document["gdp_mu"] > 0
 
 
 def test_curves_that_are_refused(draw):

@@ -9,12 +9,8 @@ import pytest
 from PIL import Image
 
 from jaxdp_episodic.tools.cli import program
-from jaxdp_episodic.tools.train.run import run_training
-from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.folders import load_class_folders
-from jaxdp_episodic.trainer.run.loading import load_release
 from jaxdp_episodic.trainer.run.release import DESCRIPTION, export_run
-from training_runs import TINY_LINEAR
 
 SHAPE = (6, 6, 1)
 RIDGE = {"type": "Ridge"}
@@ -229,29 +225,3 @@ def test_invalid_inputs_are_refused(folder, predict, given, said):
         folder / names["release"], folder / names["support"], *queries, out=out
     )
     assert found[0] == 2 and said in found[1] and found[1].count("\n") == 1
-
-
-OWN_IMAGES = 'type = "ClassFolders"\npath = "all"\nsize = 6\ngrey = true'
-
-
-@pytest.mark.slow
-def test_from_a_folder_to_predictions(folder, predict):
-    for number in range(6):
-        shutil.copytree(folder / "support" / "dark", folder / "all" / str(number))
-    text = TINY_LINEAR.partition("[evaluation]")[0]
-    for old, new in {
-        'type = "Glyphs"\nsmall = true': OWN_IMAGES,
-        "num_classes = 40": "num_classes = 6",
-        "ways = 4": "ways = 2",
-        "population = 20": "population = 3",
-    }.items():
-        text = text.replace(old, new)
-    (folder / "run.toml").write_text(text)
-    run_training(read_config(folder / "run.toml"), folder / "out", base=folder)
-    release = load_release(folder / "out" / "release")
-    assert release.source["grey"] is True and "path" not in release.source
-    assert str(folder) not in (folder / "out" / "release" / DESCRIPTION).read_text()
-    code, said = predict(
-        folder / "out" / "release", folder / "support", folder / "queries"
-    )
-    assert code == 0 and "accuracy  " in said

@@ -17,6 +17,7 @@ from jaxdp_episodic.tools.plan.source import described_source
 from jaxdp_episodic.tools.train.search_space import read_search
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.splits import SPLITS
+from jaxdp_episodic.trainer.run.release import DESCRIPTION
 
 NAMES = [f"class {k}" for k in range(30)]
 
@@ -123,6 +124,8 @@ def test_what_is_written_trains_as_it_is(kind, tmp_path, monkeypatch, capsys):
     assert cli.run(["train", str(out), "--out", str(tmp_path / "run")]) == 0
     assert "validation" in capsys.readouterr().out
     assert (tmp_path / "run" / "release" / "privacy.md").is_file()
+    description = (tmp_path / "run" / "release" / DESCRIPTION).read_text()
+    assert '"source"' in description and str(tmp_path) not in description
 
 
 @pytest.mark.slow

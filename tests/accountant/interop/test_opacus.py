@@ -13,7 +13,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of opacus and torch, at import
     torch = pytest.importorskip("torch")
     opacus = pytest.importorskip("opacus")
-    pytest.importorskip("dp_accounting")
 
 from opacus.accountants import IAccountant, RDPAccountant, create_accountant
 from scipy import stats

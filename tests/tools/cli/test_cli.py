@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.files import atomic
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli import command, flags, program
 from jaxdp_episodic.tools.plan.question import read_plan
@@ -25,7 +26,7 @@ from jaxdp_episodic.tools.requests.request import (
 )
 from jaxdp_episodic.tools.sweep.description import read_sweep
 from jaxdp_episodic.tools.train.search_space import read_search
-from sweep_runs import REQUEST
+from sweep_runs import REQUEST, SMALL
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -76,52 +77,37 @@ SOUGHT = REQUEST.replace("num_steps = 300", 'epsilon = 2.0\ncalibrate = "num_ste
 RATE = CALIBRATE.replace('"noise_multiplier"', '"rate"\nlevel = "example"').replace(
     '"GaussianStep"\n', '"GaussianStep"\nnoise_multiplier = 1.5\n'
 )
-TARGET = {"epsilon": 2.0, "delta": 1e-5}
+STEPS, DELTA, TARGET = {"num_steps": 300}, {"delta": 1e-5}, {"epsilon": 2.0}
+SMALL_DELTA = ("--delta", "1e-7", "--num-steps", "50")
+FIELD = '"GaussianStep"\nnoise_multiplier = 7.0'  # replaced by the answer
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "quantity", "expected"),
+    ("content", "options", "ask", "given"),
     [
-        (REQUEST, (), "epsilon", lambda: jde.epsilon(STEP, num_steps=300, delta=1e-5)),
-        (
-            REQUEST,
-            ("--delta", "1e-7", "--num-steps", "50"),
-            "epsilon",
-            lambda: jde.epsilon(STEP, num_steps=50, delta=1e-7),
-        ),
+        (REQUEST, (), "epsilon", STEPS | DELTA),
+        (REQUEST, SMALL_DELTA, "epsilon", {"num_steps": 50, "delta": 1e-7}),
         (
             REQUEST.replace("delta = 1e-5", "epsilon = 1.0"),
             (),
             "delta",
-            lambda: jde.delta(STEP, num_steps=300, epsilon=1.0),
+            STEPS | {"epsilon": 1.0},
         ),
+        (SOUGHT, (), "calibrate_num_steps", TARGET | DELTA),
+        (RATE, (), "calibrate_rate", STEPS | TARGET | DELTA | {"level": "example"}),
         (
-            REQUEST.replace("= 1.5", "= 0"),
+            CALIBRATE.replace('"GaussianStep"', FIELD),
             (),
-            "epsilon",
-            lambda: np.inf,
-        ),
-        (SOUGHT, (), "num_steps", lambda: jde.calibrate_num_steps(STEP, **TARGET)),
-        (
-            RATE,
-            (),
-            "rate",
-            lambda: jde.calibrate_rate(STEP, level="example", num_steps=300, **TARGET),
-        ),
-        (
-            CALIBRATE.replace(
-                '"GaussianStep"', '"GaussianStep"\nnoise_multiplier = 7.0'
-            ),
-            (),
-            "noise_multiplier",
-            lambda: jde.calibrate_noise_multiplier(STEP, num_steps=300, **TARGET),
+            "calibrate_noise_multiplier",
+            STEPS | TARGET | DELTA,
         ),
     ],
-    ids=["epsilon", "options", "delta", "infinite", "steps", "rate", "noise"],
+    ids=["epsilon", "options", "delta", "steps", "rate", "noise"],
 )
-def test_an_answer_as_json_and_as_a_table(call, content, options, quantity, expected):
+def test_an_answer_as_json_and_as_a_table(call, content, options, ask, given):
     """The first is the API's number, the second is rounded to the private side."""
-    command, value = "calibrate" if "calibrate" in content else "epsilon", expected()
+    quantity, value = ask.removeprefix("calibrate_"), getattr(jde, ask)(STEP, **given)
+    command = "epsilon" if quantity == ask else "calibrate"
     code, out, err = call(command, content, *options, "--json")
     assert (code, err) == (0, "")
     document = json.loads(out)
@@ -148,6 +134,8 @@ def test_a_grid_is_printed_as_a_table_of_its_varying_fields(call):
         "num_steps = 300", "num_steps = [10, 1_000]"
     )
     content = content.replace("delta = 1e-5", 'delta = 1e-5\nmethod = "rdp"')
+    bare = call("epsilon", REQUEST.replace("= 1.5", "= 0"), "--json")[1]
+    assert json.loads(bare)["epsilon"] == "inf"
     _, out, _ = call("epsilon", content)
     header, _, *rows = (line.split() for line in out.split("\n\n")[1].splitlines())
     assert header == ["noise_multiplier", "num_steps", "epsilon"]
@@ -278,10 +266,15 @@ def test_calibration_errors(call):
         ("epsilon x --num-steps", "--num-steps expected one argument"),
         ("epsilon configs/omniglot.toml --delta -1e-3", "delta must lie in (0, 1)"),
         ("data import a b --shape x", "--shape must be whole numbers, got 'x'"),
+        ("sweep x --out y --shard 4/3", "--shard must be I/N with 1 <= I <= N, got"),
+        ("sweep x --out y --shard 1/3 --collect", "so leave out --shard"),
         (
-            "plot x --kind line",
-            "one of contours, heatmap, lines, pareto, got 'line'; d",
+            "sweep configs/sweep_glyphs.toml --out y --engine ray --ray-gpus -1",
+            "num_gpus must be >= 0",
         ),
+        ("curve configs/omniglot.toml --out x.gif", "--out must end in .png or .svg"),
+        ("curve configs/omniglot.toml --out x.png --method rpd", "did you mean 'rdp'?"),
+        ("plot x --kind line", "one of contours, heatmap, lines, pareto, got 'line'"),
         ("book create x y", "the following arguments are required: --epsilon, --delta"),
         ("epsilon", "give exactly one of FILE.toml, --batch FILE and --ledger FILE"),
         ("epsilon nofile.toml", "nofile.toml: No such file or directory"),
@@ -361,6 +354,61 @@ def test_every_command_is_listed_and_has_help(capsys):
             assert cli.run([name, action, "--help"]) == 0
             usage = f"usage: jaxdp-episodic {name} {action} "
             assert capsys.readouterr().out.startswith(usage)
+
+
+# --- Sweeps ---
+
+
+@pytest.fixture
+def sweep(call, tmp_path):
+    """Runs a small sweep; returns (code, stdout, stderr)."""
+    pytest.importorskip("matplotlib").use("Agg")
+    return lambda: call("sweep", SMALL, "--out", str(tmp_path / "out"))
+
+
+def test_sweep_writes_a_table_and_plot_draws_it(sweep, tmp_path, capsys):
+    code, text, _ = sweep()
+    assert code == 0
+    facts = dict(line.split(maxsplit=1) for line in text.splitlines())
+    assert facts["settings"] == "520 in 2 chunks"
+    assert facts["evaluated"].startswith("520 in ")
+    assert "table.parquet" in facts["table"] and "contours.svg" in facts["picture"]
+    files = ["contours.png", "contours.svg", "manifest.json", "table.parquet"]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == files
+    assert "all were there" in sweep()[1]
+    options = ["--kind", "lines", "--fix", "noise_multiplier=6"]
+    assert cli.run(["plot", str(tmp_path / "out"), *options]) == 0
+    assert capsys.readouterr().out.split(", ")[0].endswith("lines.png")
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "said"),
+    [
+        (OSError(28, "No space left on device"), 2, "1 of 2 chunks are saved"),
+        (KeyboardInterrupt(), 130, "1 of 2 chunks are saved; the same command cont"),
+    ],
+)
+def test_a_full_disk_and_an_interruption(sweep, monkeypatch, failure, code, said):
+    real, written = atomic.os.fsync, []
+
+    def full(descriptor):
+        written.append(descriptor)
+        if len(written) > 4:  # the manifest and one shard
+            raise failure
+        real(descriptor)
+
+    monkeypatch.setattr(atomic.os, "fsync", full)
+    found, text, error = sweep()
+    assert (found, text) == (code, "") and said in error
+
+
+def test_a_broken_picture_does_not_hide_the_table(sweep, monkeypatch):
+    def missing():
+        raise ImportError("pictures need matplotlib")
+
+    monkeypatch.setattr("jaxdp_episodic.tools.plots.pictures.matplotlib", missing)
+    code, text, _ = sweep()
+    assert code == 0 and "picture    none: pictures need matplotlib" in text
 
 
 # --- The process ---

@@ -126,6 +126,13 @@ def test_the_summary_is_rounded_up(drawn):
     assert curve.gdp_mu <= float(facts["Gaussian mu"].split()[0])
 
 
+def test_a_curve_is_of_one_setting(tmp_path):
+    grid = poisson_step(0.1, np.array([1.5, 2.0]))
+    with pytest.raises(ValueError, match="of the step, and num_steps, must be a sc"):
+        curve_plot.plot_curve(grid, tmp_path / "c.png", num_steps=3, method="rdp")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install .\.\[plot\]"):

@@ -580,16 +580,9 @@ ANYBODY = Protected("example", "add_remove", None, "ab" * 32)  # as reserving.py
 
 def check_kills(book, folder, *, runs, kills):
     create_book(book, ANYBODY, epsilon=8.0, delta=1e-5)
-    command = [
-        sys.executable,
-        Path(__file__).with_name("reserving.py"),
-        book,
-        folder,
-        runs,
-        kills,
-    ]
+    program = str(Path(__file__).with_name("reserving.py"))
     done = subprocess.run(
-        [str(part) for part in command],
+        [sys.executable, program, *map(str, (book, folder, runs, kills))],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,

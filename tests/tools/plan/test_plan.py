@@ -10,7 +10,6 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli import plan as plan_command
-from jaxdp_episodic.tools.cli.plan import relocated
 from jaxdp_episodic.tools.plan.plan import (
     Candidates,
     advice,
@@ -362,20 +361,6 @@ def refused(tree=CLASSES, **change):
 def test_invalid_requests_are_refused(change, message):
     with pytest.raises((TypeError, ValueError, NotImplementedError), match=message):
         refused(**change)
-
-
-def test_paths_are_relative_to_the_written_config(tmp_path):
-    config = {
-        "data": {"type": "Npz", "path": "a.npz", "validation": 0.2, "test": "b.npz"},
-        "features": {"kind": "onnx", "path": "c.onnx", "size": 8},
-    }
-    moved = relocated(config, tmp_path / "x" / "..")
-    place = str(tmp_path.resolve())
-    assert moved["data"] == config["data"] | {
-        "path": f"{place}/a.npz",
-        "test": f"{place}/b.npz",
-    }
-    assert moved["features"] == config["features"] | {"path": f"{place}/c.onnx"}
 
 
 # --- Correlated noise, chosen only where it gains ---

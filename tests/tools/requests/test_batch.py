@@ -25,18 +25,12 @@ from jaxdp_episodic.tools.requests.request import (
     read_request,
 )
 
-POOL = {
-    "type": "GroupedClasses",
-    "num_classes": 100,
-    "ways": 5,
-    "episodes": {"type": "Poisson", "name": "episode", "sampling_probability": 0.2},
-    "examples": {
-        "type": "WithoutReplacement",
-        "name": "example",
-        "size": 4,
-        "population": 20,
-    },
-}
+POOL = jde.GroupedClasses(
+    num_classes=100,
+    ways=5,
+    episodes=jde.Poisson("episode", sampling_probability=0.2),
+    examples=jde.WithoutReplacement("example", size=4, population=20),
+).to_dict()
 
 
 def flat(rate=0.1, noise=2.0, **fields):

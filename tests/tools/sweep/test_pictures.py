@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxdp_episodic.tools.plots import figures, pictures
+from jaxdp_episodic.tools.plots import pictures
 from jaxdp_episodic.tools.plots.figures import front_of
 from jaxdp_episodic.tools.plots.pictures import SweepTable
 from jaxdp_episodic.tools.sweep.description import read_sweep
@@ -71,22 +71,14 @@ def test_the_default_picture(folder):
     files = pictures.draw(folder)
     assert [file.name for file in files] == ["contours.png", "contours.svg"]
     assert files[0].read_bytes().startswith(b"\x89PNG")
-    found = words(files[1])
-    for text in (
+    assert {
         "noise multiplier (clip norms)",
         "sampling probability of each example",
         "epsilon (nats), upper bound",
         "number of steps = 10",
         "number of steps = 1,000",
         "delta = 1e-05, method = rdp",
-    ):
-        assert text in found
-    assert sorted(file.name for file in folder.iterdir()) == [
-        "contours.png",
-        "contours.svg",
-        "manifest.json",
-        "table.parquet",
-    ]
+    } <= set(words(files[1]))
     mark = {NOISE: "2.5", RATE: "0.04"}
     _, svg = pictures.draw(folder, levels=(2.5, 0.25, 0.25, 1e6), mark=mark)
     assert {"0.25", "2.5"} <= set(words(svg)) and "1,000,000" not in words(svg)
@@ -196,17 +188,3 @@ def test_the_picture_of_the_front():
     for i in range(200):
         if np.isfinite(x[i]) and np.isfinite(y[i]):
             assert np.any((x[front] <= x[i]) & (y[front] <= y[i]))
-
-
-def test_labels_scales_and_levels_follow_the_points():
-    label = "pupil: drawn of each group (number), steps[0]"
-    assert pictures.axis_label("steps[0].pupil.size") == label
-    assert figures.number(1234567.0) == "1,234,567"
-    assert figures.is_logarithmic(np.geomspace(1, 10, 5))
-    assert figures.is_logarithmic(np.array([10, 100, 300, 1000]))
-    assert not figures.is_logarithmic(np.linspace(1, 10, 5))
-    assert not figures.is_logarithmic(np.array([0.0, 1.0, 10.0]))
-    assert figures.round_levels(0.9, 12) == [1, 2, 5, 10]
-    assert figures.round_levels(0.05, 290) == [0.1, 0.3, 1, 3, 10, 30, 100]
-    assert figures.round_levels(2.1, 2.9) == [2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8]
-    assert figures.round_levels(1e-30, 1e30)

@@ -177,7 +177,7 @@ def check_extremes(relations: tuple[str, ...] = SIZED) -> dict[str, float]:
 @pytest.mark.parametrize("relations", FEW)
 @pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_no_violation_on_random_trees(relations, many):
-    asked = (12, 1_000, 5) if many else (11, FEW[relations], 50)
+    asked = (12, 200, 5) if many else (11, FEW[relations], 50)
     check_random_trees(*asked[:2], climb_every=asked[2], relations=relations)
 
 

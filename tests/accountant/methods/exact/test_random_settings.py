@@ -29,22 +29,17 @@ def of(
 ADD, REPLACE = "add_remove", "replace_one"
 KINDS: dict[str, Callable[[Setting], jde.GaussianStep]] = {
     "sampled": of(ADD, "pupil", poisson, fields="rate"),
-    "sampled, fixed size": of(ADD, "pupil", fixed, fields="rate"),
     "sampled below a level": of(ADD, "pupil", poisson, poisson),
     "sampled below a fixed level": of(ADD, "pupil", fixed, fixed),
     "replaced": of(REPLACE, "pupil", poisson, fields="rate"),
-    "replaced, fixed size": of(REPLACE, "pupil", fixed, fields="rate"),
     "swapped": of(ADD, "step", poisson, fields="rate"),
-    "swapped, replaced": of(REPLACE, "step", fixed, fields="rate"),
     "antipodal": of(ADD, "class", poisson, poisson, fields="rate inner"),
     "antipodal, replaced": of(REPLACE, "class", poisson, fixed, fields="rate inner"),
-    "fixed above Poisson": of(ADD, "class", fixed, poisson, fields="rate inner"),
     "antipodal below a level": of(ADD, "class", poisson, poisson, poisson),
     "episodes": lambda x: episodic(x.noise, x.rate, x.num_episodes),
 }
 COMPOSED = {
     "sampled and sampled": ("sampled", "sampled below a level"),
-    "sampled and swapped": ("sampled", "swapped"),
     "antipodal and replaced": ("antipodal", "replaced"),
 }
 
@@ -81,8 +76,8 @@ def problem(name: str, size: int, seed: int, *, rare: bool) -> tuple[np.ndarray,
     return rng.uniform(math.log(1e-12), math.log(1e-3), size), Run(losses, counts)
 
 
-def examine(name: str, size: int, seed: int, *, rare: bool = False) -> tuple[int, int]:
-    """Returns how many are certified, and how many have wide certified ends."""
+def examine(name: str, size: int, seed: int, *, rare: bool = False) -> int:
+    """Returns how many answers are certified bounds."""
     log_delta, run = problem(name, size, seed, rare=rare)
     question = EpsilonAt(log_delta)
     answer = exact_answer(question, run)
@@ -95,8 +90,12 @@ def examine(name: str, size: int, seed: int, *, rare: bool = False) -> tuple[int
     # than its stated error would be detected.
     above = exact_answer(DeltaAt(answer.value + slack), run)
     least = above.value + np.log1p(-np.minimum(above.error, 0.999))
+    enough = np.maximum(0.01 * answer.value, 1e-4) * (1 + 1e-9)
     rules = {
         "within certified ends": inside | ~settled,
+        "upper ends are near": upper - answer.value <= enough,
+        # Rare draws in a million steps or more: up to 5 % below.
+        "lower ends are near": answer.value - lower <= 5 * enough,
         "at most Rényi's": answer.value <= bound * (1 + 1e-9),
         "delta is met": (least <= log_delta + 1e-9) | ~settled,
     }
@@ -104,19 +103,16 @@ def examine(name: str, size: int, seed: int, *, rare: bool = False) -> tuple[int
         wrong = np.flatnonzero(~kept)
         found = answer.value[wrong], answer.error[wrong], lower[wrong], upper[wrong]
         assert not wrong.size, (name, rule, log_delta[wrong], found)
-    enough = np.maximum(0.01 * answer.value, 1e-4) * (1 + 1e-9)
-    return int((~settled).sum()), int((upper - lower > enough).sum())
+    return int((~settled).sum())
 
 
 def test_sampled_settings():
-    num_certified, num_wide = examine("sampled", 6, 1)
-    assert num_certified <= 1 and num_wide == 0
+    assert examine("sampled", 6, 1) <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", (*KINDS, *COMPOSED))
 def test_many_settings(name):
-    num_certified, num_wide = examine(name, 125, 2)
-    assert num_certified <= 25 and num_wide == 0
+    assert examine(name, 40, 2) <= 8
     # Epsilons far below 1e-3, where a contour for another epsilon misleads.
-    examine(name, 32, 4, rare=True)
+    examine(name, 12, 4, rare=True)

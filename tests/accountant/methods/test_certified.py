@@ -10,7 +10,6 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     SwappedGaussianLoss,
@@ -18,26 +17,25 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.certified import composition, lattice, method
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
+from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from oracles import precise
 
+# The mechanism of one contribution, and its shift; a swapped one is twice its norm.
 KINDS = {
-    "sampled": SampledGaussianLoss,
-    "swapped": SwappedGaussianLoss,
-    "antipodal": AntipodalGaussianLoss,
+    "sampled": (SampledGaussianLoss, 1.0),
+    "swapped": (SwappedGaussianLoss, 2.0),
+    "antipodal": (AntipodalGaussianLoss, 1.0),
 }
 
 
 def loss(kind, outer=1.0, rate=1.0, inner=1.0, noise=1.0):
-    """The mechanism of one contribution; a swapped one shifts by twice its norm."""
-    moved = 1.0 if kind in ("sampled", "antipodal") else 2.0
-    noise = np.asarray(noise, float)
+    make, moved = KINDS[kind]
     with np.errstate(divide="ignore"):
-        shift = moved / noise
+        shift = moved / np.asarray(noise, float)
     rates = (outer, rate, inner) if kind == "antipodal" else (outer, rate)
-    fields = (np.atleast_1d(np.asarray(f, float)) for f in (*rates, shift))
-    return KINDS[kind](*fields)
+    return make(*(np.atleast_1d(np.asarray(f, float)) for f in (*rates, shift)))
 
 
 def one_run(kind, steps, **fields):
@@ -76,7 +74,6 @@ def by_lattice(monkeypatch):
         (1, 1.0, 2.0),
         (10, 3.0, 4.0),
         (100, 10.0, 12.0),
-        pytest.param(1e7, 1000.0, 20.0, marks=pytest.mark.slow),
         pytest.param(1e5, 3.0, 6000.0, marks=pytest.mark.slow),
     ],
 )
@@ -85,11 +82,9 @@ def test_ends_contain_the_gaussian_mechanism(steps, noise, epsilon, monkeypatch)
     truth = gaussian_log_delta(epsilon, steps, noise)
     run = one_run("sampled", steps, noise=noise)
     lower, upper = pld_bounds(delta_at(epsilon), run)
-    assert lower <= truth <= upper
-    assert upper - lower <= 0.02
+    assert lower <= truth <= upper <= lower + 0.02
     lower, upper = pld_bounds(epsilon_at(truth), run)
-    assert lower <= epsilon <= upper
-    assert upper - lower <= 0.01 * lower
+    assert lower <= epsilon <= upper <= 1.01 * lower
 
 
 def test_a_setting_that_a_peer_underestimates():
@@ -102,35 +97,28 @@ def test_a_setting_that_a_peer_underestimates():
     assert math.exp(lower[0]) <= 2.665574e-6 <= math.exp(upper[0])
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
-    "kind, rate, noise, steps, delta",
+    "kind, rate, inner, noise, steps, delta",
     [
-        ("sampled", 0.01, 0.8, 1_000, 1e-5),
-        ("antipodal", 0.02, 1.0, 100, 1e-9),
+        ("sampled", 0.01, 1.0, 0.8, 1_000, 1e-5),
+        # Classes of five of 1,623, whose examples are drawn with rate .2.
+        ("antipodal", 0.2 * 5 / 1_620, 0.2, 0.5, 100, 1e-5),
+        ("antipodal", 0.02, 1.0, 1.0, 100, 1e-9),
         # Rare large losses that the pilot distribution resolves poorly.
-        ("sampled", 1.4099818751641478e-4, 1.01765991, 11_221, 9.5763478e-12),
+        ("sampled", 1.4099818751641478e-4, 1.0, 1.01765991, 11_221, 9.5763478e-12),
     ],
 )
-def test_ends_are_near_in_usual_ranges(kind, rate, noise, steps, delta):
-    run = one_run(kind, steps, rate=rate, noise=noise)
-    lower, upper = pld_bounds(epsilon_at(math.log(delta)), run)
+def test_ends_are_near_and_contain_the_exact_answer(
+    kind, rate, inner, noise, steps, delta
+):
+    run = one_run(kind, steps, rate=rate, inner=inner, noise=noise)
+    question = epsilon_at(math.log(delta))
+    lower, upper = pld_bounds(question, run)
     assert 0 <= upper - lower <= 1e-4 * lower
-
-
-def test_ends_of_grouped_classes_are_near():
-    design = jde.GroupedClasses(
-        num_classes=1_623,
-        ways=5,
-        episodes=jde.Poisson("episode", sampling_probability=0.2),
-        examples=jde.WithoutReplacement("example", size=4, population=20),
-    )
-    step = jde.GaussianStep(design, noise_multiplier=0.5)
-    steps, delta = 100, 1e-5
-    lower, upper = jde.epsilon_interval(step, num_steps=steps, delta=delta)
-    exact = jde.epsilon(step, num_steps=steps, delta=delta)
-    assert lower <= exact * (1 + 1e-6) and exact * (1 - 1e-6) <= upper
-    assert upper - lower <= 1e-4 * lower
+    answer = exact_answer(question, run)
+    slack = 1e-6 * answer.value
+    assert lower - slack <= answer.value <= upper + slack
 
 
 def test_an_overflowing_setting_leaves_the_others(monkeypatch):
@@ -262,19 +250,13 @@ def test_profile_errors_are_within_their_bounds(p, s):
 
 
 def test_settings_that_lose_nothing_or_everything():
-    rate = np.array([0.0, 0.1, 0.1, 0.1])
-    noise = np.array([1.0, np.inf, 1.0, 0.0])
-    steps = np.array([10.0, 10.0, 0.0, 10.0])
-    run = one_run("sampled", steps, rate=rate, noise=noise)
+    rate, noise = np.array([0.0, 0.1, 0.1, 0.1]), np.array([1.0, np.inf, 1.0, 0.0])
+    run = one_run("sampled", [10, 10, 0, 10], rate=rate, noise=noise)
     lower, upper = pld_bounds(epsilon_at(np.full(4, math.log(1e-6))), run)
-    assert np.array_equal(upper, [0, 0, 0, np.inf])
-    assert np.array_equal(lower, [0, 0, 0, 0])
+    np.testing.assert_array_equal([lower, upper], [[0] * 4, [0, 0, 0, np.inf]])
     lower, upper = pld_bounds(delta_at(np.ones(4)), run)
-    assert np.array_equal(upper, [-np.inf, -np.inf, -np.inf, 0])
-    assert np.array_equal(lower, np.full(4, -np.inf))
-
-
-def test_a_count_that_is_not_whole_is_refused():
+    least = -np.inf
+    np.testing.assert_array_equal([lower, upper], [[least] * 4, [*[least] * 3, 0]])
     with pytest.raises(ValueError, match="whole"):
         pld_bounds(epsilon_at(-10.0), one_run("sampled", 1.5))
 
@@ -346,13 +328,6 @@ def test_errors_of_the_masses_go_to_the_safe_side():
 # --- One step: certified ends are at most 1e-10 apart ---
 
 
-def exact_delta(kind, outer, rate, noise, epsilon):
-    """The larger direction of either profile; swapped pairs have the forward one."""
-    shift = (2 if kind == "swapped" else 1) / noise
-    both = precise.mp_sampled_profiles(epsilon, rate, shift)
-    return mpmath.mpf(outer) * (both[0] if kind == "swapped" else max(both))
-
-
 SETTINGS = [
     ("sampled", 1.0, 0.3, 0.7, 0.25),
     ("sampled", 0.1, 1e-4, 0.3, 2.0),
@@ -366,7 +341,9 @@ def test_ends_of_one_step_contain_the_truth(kind, outer, rate, noise, epsilon):
     run = one_run(kind, 1, outer=outer, rate=rate, noise=noise)
 
     def exact(epsilon):
-        return exact_delta(kind, outer, rate, noise, epsilon)
+        """The larger direction; swapped pairs have the forward one."""
+        both = precise.mp_sampled_profiles(epsilon, rate, KINDS[kind][1] / noise)
+        return mpmath.mpf(outer) * (both[0] if kind == "swapped" else max(both))
 
     with mpmath.workdps(40):
         truth = exact(epsilon)

@@ -35,68 +35,17 @@ def _scheme(name: str, drawn: tuple[str, float], population: int) -> Any:
     return jde.WithoutReplacement(name, size=size, population=population)
 
 
-def _within(inner: people_draws.Inner) -> tuple[Any, Any]:
-    examples = _scheme("example", ("draw", inner.shots), inner.size)
-    return _scheme("class", inner.ways, inner.num_classes), examples
-
-
-def _design(family: str, facts: dict[str, Any]) -> tuple[Any, str, dict[str, int]]:
-    """The library's design, the clip unit and the person's bounds."""
-    bounds = dict(facts.get("bounds", {}))
-    match family:
-        case "coin_tasks":
-            tasks = jde.Poisson("task", sampling_probability=facts["p"])
-            design = jde.MultistageSampling(tasks, *_within(facts["inner"]))
-            return design, "task", bounds
-        case "fixed_size_tasks":
-            tasks = _scheme("task", ("draw", facts["size"]), facts["num_tasks"])
-            design = jde.MultistageSampling(tasks, *_within(facts["inner"]))
-            return design, "task", bounds
-        case "classes_below_tasks":
-            inner = facts["inner"]._replace(ways=facts["within"])
-            tasks = _scheme("task", facts["above"], facts["num_tasks"])
-            design = jde.MultistageSampling(tasks, *_within(inner))
-            return design, "class", bounds
-        case "independent_episodes":
-            sampling = jde.MultistageSampling(*_within(facts["inner"]))
-            number = facts["episodes"]
-            design = jde.IndependentEpisodes(sampling=sampling, num_episodes=number)
-            return design, "episode", bounds
-        case "grouped_classes":
-            groups = facts["num_classes"] // facts["ways"]
-            episodes = _scheme("episode", facts["scheme"], groups)
-            design = jde.GroupedClasses(
-                num_classes=facts["num_classes"],
-                ways=facts["ways"],
-                episodes=_without_population(episodes),
-                examples=_scheme("example", ("draw", 1), facts["size"]),
-            )
-            return design, "episode", bounds
-        case "blocks":
-            inside = _scheme("example", ("draw", facts["size"]), facts["slots"])
-            design = _blocks(facts["scheme"], inside, 1)
-            return design, "episode", {"examples": facts["hers"]}
-        case "episodes_of_a_block":
-            inside = _scheme("example", ("draw", 1), facts["slots"])
-            coins, hers = ("coins", facts["p"]), {"examples": facts["hers"]}
-            if facts["disjoint"]:
-                inside, hers = None, {}
-            return _blocks(coins, inside, 2), "episode", hers
-        case "examples_alone":
-            examples = _scheme("example", facts["scheme"], facts["population"])
-            design = jde.MultistageSampling(examples)
-            return design, "example", {"examples": facts["hers"]}
-        case "examples_in_classes":
-            classes = _scheme("class", facts["above"], facts["num_classes"])
-            examples = _scheme("example", facts["below"], facts["size"])
-            return jde.MultistageSampling(classes, examples), "example", bounds
-    raise ValueError(f"no design of the library for {family}")
-
-
-def _without_population(scheme: Any) -> Any:
+def _episodes(drawn: tuple[str, float], number: int) -> Any:
+    """Episodes, whose number follows from the rest of the design."""
+    scheme = _scheme("episode", drawn, number)
     if isinstance(scheme, jde.WithoutReplacement):
         return jde.WithoutReplacement(scheme.name, size=scheme.size)
     return scheme
+
+
+def _within(inner: people_draws.Inner) -> tuple[Any, Any]:
+    examples = _scheme("example", ("draw", inner.shots), inner.size)
+    return _scheme("class", inner.ways, inner.num_classes), examples
 
 
 def _blocks(drawn: tuple[str, float], inside: Any, episodes: int) -> jde.PeopleBlocks:
@@ -104,10 +53,56 @@ def _blocks(drawn: tuple[str, float], inside: Any, episodes: int) -> jde.PeopleB
     return jde.PeopleBlocks(
         num_people=6,
         people_per_block=3,
-        episodes=_without_population(_scheme("episode", drawn, 2)),
+        episodes=_episodes(drawn, 2),
         sampling=inside,
         episodes_per_block=episodes,
     )
+
+
+def _design(family: str, facts: dict[str, Any]) -> tuple[Any, str, dict[str, int]]:
+    """The library's design, the clip unit and the person's bounds."""
+    bounds, draw = dict(facts.get("bounds", {})), jde.MultistageSampling
+    if "hers" in facts:
+        bounds = {"examples": facts["hers"]}
+    match family:
+        case "coin_tasks":
+            tasks = _scheme("task", ("coins", facts["p"]), 0)
+            return draw(tasks, *_within(facts["inner"])), "task", bounds
+        case "fixed_size_tasks":
+            tasks = _scheme("task", ("draw", facts["size"]), facts["num_tasks"])
+            return draw(tasks, *_within(facts["inner"])), "task", bounds
+        case "classes_below_tasks":
+            tasks = _scheme("task", facts["above"], facts["num_tasks"])
+            inner = facts["inner"]._replace(ways=facts["within"])
+            return draw(tasks, *_within(inner)), "class", bounds
+        case "independent_episodes":
+            each, number = draw(*_within(facts["inner"])), facts["episodes"]
+            return jde.IndependentEpisodes(each, num_episodes=number), "episode", bounds
+        case "grouped_classes":
+            groups = facts["num_classes"] // facts["ways"]
+            design = jde.GroupedClasses(
+                num_classes=facts["num_classes"],
+                ways=facts["ways"],
+                episodes=_episodes(facts["scheme"], groups),
+                examples=_scheme("example", ("draw", 1), facts["size"]),
+            )
+            return design, "episode", bounds
+        case "blocks":
+            inside = _scheme("example", ("draw", facts["size"]), facts["slots"])
+            return _blocks(facts["scheme"], inside, 1), "episode", bounds
+        case "episodes_of_a_block":
+            inside = _scheme("example", ("draw", 1), facts["slots"])
+            if facts["disjoint"]:
+                inside, bounds = None, {}
+            return _blocks(("coins", facts["p"]), inside, 2), "episode", bounds
+        case "examples_alone":
+            examples = _scheme("example", facts["scheme"], facts["population"])
+            return draw(examples), "example", bounds
+        case "examples_in_classes":
+            classes = _scheme("class", facts["above"], facts["num_classes"])
+            examples = _scheme("example", facts["below"], facts["size"])
+            return draw(classes, examples), "example", bounds
+    raise ValueError(f"no design of the library for {family}")
 
 
 def _charged(case: Case) -> np.ndarray:

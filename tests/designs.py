@@ -43,6 +43,11 @@ def step(
     )
 
 
+def sampled(rate: Any, noise: Any, **fields: Any) -> jde.GaussianStep:
+    """A step of one level: each "user" is drawn with this rate."""
+    return jde.GaussianStep(poisson("user", rate), noise_multiplier=noise, **fields)
+
+
 def poisson_step(noise: Any, *rates: Any, **fields: Any) -> jde.GaussianStep:
     """A multistage step of one to three Poisson levels: `LEVELS`, from the top."""
     return step(noise, *map(poisson, LEVELS, rates), **fields)

@@ -20,6 +20,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 import jaxdp_episodic as jde
+from designs import sampled as step
 from jaxdp_episodic.accountant import _engine, _kernel_cache
 from jaxdp_episodic.accountant._engine import (
     choose_engine,
@@ -32,11 +33,6 @@ from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLos
 from jaxdp_episodic.accountant.methods import engine as chunked
 from jaxdp_episodic.accountant.numerics.loops import namespace
 from oracles.mechanisms import SHIPPED
-
-
-def step(rate, noise):
-    sampling = jde.Poisson("user", sampling_probability=rate)
-    return jde.GaussianStep(sampling, noise_multiplier=noise)
 
 
 def log1p(x):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from designs import sampled
 from oracles import moments
 
 # These tests are about the Rényi bounds.
@@ -21,11 +22,6 @@ rdp_delta = functools.partial(jde.delta, method="rdp")
 TABLES = json.loads((Path(__file__).parents[2] / "reference.json").read_text())
 ROUNDING = 1e-12
 ORDERS = np.array([1 + 1e-6, 1.25, 2.0, 7.5, 64.0, 4096.0])
-
-
-def poisson_step(rate, noise, **fields):
-    sampling = jde.Poisson("user", sampling_probability=rate)
-    return jde.GaussianStep(sampling, noise_multiplier=noise, **fields)
 
 
 def fixed_size_step(size, population, noise, *, exact=False, **fields):
@@ -66,14 +62,14 @@ class TestReferenceTables:
         rows = TABLES["sampled_gaussian_rdp"]
         assert len(rows) == 42
         for row in rows:
-            step = poisson_step(row["sampling_probability"], row["noise_multiplier"])
+            step = sampled(row["sampling_probability"], row["noise_multiplier"])
             actual = jde.rdp(step, row["alpha"], direction=direction)
             expected = float(row[f"rdp_{direction}"])
             assert actual == pytest.approx(expected, rel=1e-9, abs=0), row
 
     @pytest.mark.parametrize("row", TABLES["published"]["rdp_per_step"])
     def test_published_rdp(self, row):
-        step = poisson_step(row["sampling_probability"], row["noise_multiplier"])
+        step = sampled(row["sampling_probability"], row["noise_multiplier"])
         orders = np.array(row["orders"], float)
         actual = row["num_steps"] * jde.rdp(step, orders)
         published = np.array(row["rdp"])
@@ -96,7 +92,7 @@ class TestReferenceTables:
     @pytest.mark.parametrize("kind", ["epsilon_rdp", "epsilon_tight"])
     def test_published_epsilons(self, kind):
         for row in TABLES["published"][kind]:
-            step = poisson_step(row["sampling_probability"], row["noise_multiplier"])
+            step = sampled(row["sampling_probability"], row["noise_multiplier"])
             found = rdp_epsilon(step, delta=row["delta"], num_steps=row["num_steps"])
             if kind == "epsilon_rdp":
                 assert 0.98 * row["epsilon"] <= found <= row["epsilon"] + 1e-4, row
@@ -115,12 +111,12 @@ class TestReferenceTables:
 
 
 FULL_PARTICIPATION = [
-    (poisson_step(1.0, 1.5), 1.0),
-    (poisson_step(1.0, 1.5, neighboring_relation="replace_one"), 2.0),
+    (sampled(1.0, 1.5), 1.0),
+    (sampled(1.0, 1.5, neighboring_relation="replace_one"), 2.0),
     (fixed_size_step(10, 10, 1.5, exact=True), 1.0),
     # A lower bound on the population does not show that everybody is drawn.
     (fixed_size_step(12, 10, 1.5), 2.0),
-    (poisson_step(1.0, 1.5, clip_unit="step"), 2.0),
+    (sampled(1.0, 1.5, clip_unit="step"), 2.0),
 ]
 
 
@@ -141,8 +137,8 @@ def users_in_groups(group, user, clip):
 
 
 SILENT = {
-    "rate 0 without noise": poisson_step(0.0, 0.0),
-    "infinite noise": poisson_step(0.3, np.inf),
+    "rate 0 without noise": sampled(0.0, 0.0),
+    "infinite noise": sampled(0.3, np.inf),
     "rate 0 above the clip level": users_in_groups(0.0, 0.5, "user"),
     "rate 0 below the clip level": users_in_groups(0.5, 0.0, "group"),
 }
@@ -160,7 +156,7 @@ class TestEnds:
 
     def test_extremes_in_a_grid_do_not_affect_other_settings(self):
         rates, noises = np.array([0.0, 0.1, 1.0])[:, None], [0.0, 1.0, np.inf]
-        step = poisson_step(rates, noises)
+        step = sampled(rates, noises)
         assert np.all(rdp_delta(step, epsilon=3.0, num_steps=1)[1:, 0] == 1)
         np.testing.assert_array_equal(rdp_epsilon(step, delta=1e-6, num_steps=0), 0)
         values = rdp_epsilon(step, delta=1e-6, num_steps=3)
@@ -168,18 +164,18 @@ class TestEnds:
         assert np.all(values[0] == 0) and np.all(values[:, 2] == 0)
         assert np.all(np.isposinf(values[1:, 0]))
         for row, rate in ((1, 0.1), (2, 1.0)):
-            alone = rdp_epsilon(poisson_step(rate, 1.0), delta=1e-6, num_steps=3)
+            alone = rdp_epsilon(sampled(rate, 1.0), delta=1e-6, num_steps=3)
             assert values[row, 1] == pytest.approx(alone, rel=ROUNDING)
 
     @pytest.mark.parametrize("delta", [1e-12, 1e-300])
     @pytest.mark.parametrize("noise", [0.7, 40.0])
     def test_tiny_delta(self, delta, noise):
-        actual = rdp_epsilon(poisson_step(1.0, noise), delta=delta, num_steps=3)
+        actual = rdp_epsilon(sampled(1.0, noise), delta=delta, num_steps=3)
         expected = moments.rdp_to_epsilon(
             lambda alpha: 3 * gaussian_rdp(1, noise)(alpha), delta
         )
         assert actual == pytest.approx(expected, rel=1e-8)
-        step = poisson_step(0.01, noise)
+        step = sampled(0.01, noise)
         actual = rdp_epsilon(step, delta=delta, num_steps=3)
         assert 0 < actual < expected
         assert rdp_delta(step, epsilon=actual, num_steps=3) == pytest.approx(
@@ -188,25 +184,25 @@ class TestEnds:
 
     def test_empty_grids(self):
         none = np.zeros(0)
-        step = poisson_step(0.1, 1.0)
-        assert jde.rdp(poisson_step(none, 1.0), [2.0, 3.0]).shape == (0, 2)
+        step = sampled(0.1, 1.0)
+        assert jde.rdp(sampled(none, 1.0), [2.0, 3.0]).shape == (0, 2)
         assert rdp_epsilon(step, delta=1e-6, num_steps=none).shape == (0,)
-        grid = poisson_step(np.zeros((2, 1)), none)
+        grid = sampled(np.zeros((2, 1)), none)
         on_orders = rdp_epsilon(grid, delta=1e-6, num_steps=1, orders=[2.0, 3.0])
         assert on_orders.shape == rdp_delta(grid, epsilon=1.0, num_steps=1).shape
         assert on_orders.shape == (2, 0) and on_orders.dtype == np.float64
         assert jde.privacy_profile(step, none).shape == (0,)
 
 
-STEP = poisson_step(0.1, 1.0)
+STEP = sampled(0.1, 1.0)
 RUN = {"delta": 1e-6, "num_steps": 1}
 SHARES = r"must lie in \[0, 1\], got"
 INVALID = [
-    (lambda: poisson_step(1.1, 1.0), f"sampling_probability {SHARES} 1.1"),
-    (lambda: poisson_step(np.nan, 1.0), "sampling_probability must not be NaN"),
+    (lambda: sampled(1.1, 1.0), f"sampling_probability {SHARES} 1.1"),
+    (lambda: sampled(np.nan, 1.0), "sampling_probability must not be NaN"),
     (lambda: fixed_size_step(2.5, 9, 1.0), "size must be a whole number >= 1.*got 2.5"),
-    (lambda: poisson_step(0.1, -1.0), "noise_multiplier must be >= 0, got -1.0"),
-    (lambda: poisson_step(0.1, np.nan), "noise_multiplier must not be NaN"),
+    (lambda: sampled(0.1, -1.0), "noise_multiplier must be >= 0, got -1.0"),
+    (lambda: sampled(0.1, np.nan), "noise_multiplier must not be NaN"),
     (lambda: ask(delta=-1e-6), f"delta {SHARES} -1e-06"),
     (lambda: ask(delta=np.nan), "delta must not be NaN"),
     (lambda: ask(num_steps=1.5), "num_steps must be a whole number >= 0.*got 1.5"),
@@ -221,19 +217,19 @@ INVALID = [
     (lambda: ask(method="plb"), "method must be .*'plb'; .* 'pld'"),
     (lambda: ask(engine="cuda"), "engine must be one of .*got 'cuda'"),
     (
-        lambda: poisson_step(0.1, 1.0, neighboring_relation="add_or_remove"),
+        lambda: sampled(0.1, 1.0, neighboring_relation="add_or_remove"),
         "neighboring_relation .*'add_or_remove'",
     ),
     (
-        lambda: poisson_step(0.1, 1.0, clip_unit="usr"),
+        lambda: sampled(0.1, 1.0, clip_unit="usr"),
         "clip_unit must be one of .*got 'usr'; did you mean 'user'",
     ),
-    (lambda: poisson_step(0.1, 1.0, privacy_unit="usr"), "privacy_unit must be one of"),
+    (lambda: sampled(0.1, 1.0, privacy_unit="usr"), "privacy_unit must be one of"),
     (
         lambda: fixed_size_step(12, 10, 1.0, neighboring_relation="replace_one"),
         "size must be at most the population, got size=12 of 10",
     ),
-    (lambda: poisson_step([0.1, 0.2], np.ones(3)), "do not broadcast.*noise_mult"),
+    (lambda: sampled([0.1, 0.2], np.ones(3)), "do not broadcast.*noise_mult"),
     (lambda: ask(num_steps=[1, 2], delta=[0.1] * 3), "do not broadcast.*delta"),
     (lambda: jde.compose(), "at least one"),
     (lambda: jde.compose((STEP, -1)), "count must be a whole number >= 0"),
@@ -243,7 +239,7 @@ INVALID = [
     (lambda: ask(delta="0.1"), "delta must be a number .*got '0.1'"),
     (lambda: ask(orders=True), "orders must be a number .*got True"),
     (lambda: ask(engine=3), "engine must be a name or None, got 3"),
-    (lambda: poisson_step(0.1, 1.0, clip_unit=1), "clip_unit must be one of .*got 1"),
+    (lambda: sampled(0.1, 1.0, clip_unit=1), "clip_unit must be one of .*got 1"),
 ]
 
 
@@ -277,7 +273,7 @@ def two_level_step(noise):
 
 class TestComposition:
     def test_rdp_adds_up(self):
-        first, second = poisson_step(0.1, 1.0), two_level_step(2.0)
+        first, second = sampled(0.1, 1.0), two_level_step(2.0)
         run = jde.compose((first, 3), (second, 11))
         for direction in ("forward", "both"):
             parts = [
@@ -288,8 +284,8 @@ class TestComposition:
             np.testing.assert_allclose(actual, expected, rtol=1e-11)
 
     def test_neither_order_nor_idle_steps_of_other_kinds_matter(self):
-        second, silent = two_level_step(2.0), poisson_step(0.0, 0.0)
-        bare = poisson_step(1.0, 0.0)
+        second, silent = two_level_step(2.0), sampled(0.0, 0.0)
+        bare = sampled(1.0, 0.0)
         orderings = [
             ((STEP, 50), (second, 200)),
             ((second, 200), (STEP, 50)),
@@ -310,7 +306,7 @@ class TestBatches:
     def test_a_grid_equals_its_scalars(self):
         rates, noises = np.array([1e-6, 0.01, 0.5, 1.0]), np.array([0.3, 1.0, 40.0])
         deltas = np.array([1e-12, 1e-5])
-        step = poisson_step(rates[:, None, None], noises[:, None])
+        step = sampled(rates[:, None, None], noises[:, None])
         epsilons = rdp_epsilon(step, delta=deltas, num_steps=100)
         back = rdp_delta(step, epsilon=0.7, num_steps=100)
         assert epsilons.shape == (4, 3, 2)
@@ -318,7 +314,7 @@ class TestBatches:
         curves = jde.rdp(step, ORDERS)
         assert curves.shape == (4, 3, 1, len(ORDERS))
         for i, j in np.ndindex(4, 3):
-            one = poisson_step(rates[i], noises[j])
+            one = sampled(rates[i], noises[j])
             for k, delta in enumerate(deltas):
                 alone = rdp_epsilon(one, delta=delta, num_steps=100)
                 assert isinstance(alone, np.float64)
@@ -330,7 +326,7 @@ class TestBatches:
             )
 
     def test_delta_inverts_epsilon(self):
-        step = poisson_step([[1e-4], [0.05], [1.0]], [0.6, 1.0, 15.0])
+        step = sampled([[1e-4], [0.05], [1.0]], [0.6, 1.0, 15.0])
         epsilons = rdp_epsilon(step, delta=1e-7, num_steps=500)
         deltas = rdp_delta(step, epsilon=epsilons, num_steps=500)
         # log(delta) at a fixed order moves by alpha - 1 for each nat of epsilon.
@@ -340,7 +336,7 @@ class TestBatches:
 # --- The ends of targets, and engines ---
 
 
-NEVER, BARE = poisson_step(0.0, 1.0), poisson_step(0.1, 0.0)
+NEVER, BARE = sampled(0.0, 1.0), sampled(0.1, 0.0)
 LAPLACE = jde.LaplaceRelease(2.0)
 PART = jde.ApproximateDP(0.3, 1e-7)
 
@@ -432,7 +428,7 @@ def test_laplace_and_failures_near_the_end():
 
 def test_a_setting_without_loss_does_not_affect_others():
     # Gaussian losses are unbounded: delta near 1 was called a certified bound.
-    step = poisson_step(0.5, 2.0)
+    step = sampled(0.5, 2.0)
     asked = {"epsilon": 5.0, "return_info": True, "engine": "numpy"}
     alone, info = jde.delta(step, num_steps=10_000, **asked)
     both, infos = jde.delta(step, num_steps=[10_000, 0], **asked)

@@ -9,6 +9,7 @@ import pytest
 from scipy import optimize, stats
 
 import jaxdp_episodic as jde
+from designs import sampled
 from jaxdp_episodic.accountant.questions import attacker
 from jaxdp_episodic.accountant.questions.attacker import curve_points, lower_hull
 from jaxdp_episodic.bounds import Gaussian
@@ -19,14 +20,9 @@ ALPHAS = np.concatenate(
 )
 
 
-def poisson_step(rate, noise):
-    sampling = jde.Poisson("user", sampling_probability=rate)
-    return jde.GaussianStep(sampling, noise_multiplier=noise)
-
-
 @pytest.mark.parametrize(("noise", "num_steps"), [(30.0, 1), (5.0, 100), (0.3, 9)])
 def test_gaussians(noise, num_steps):
-    step, mu = poisson_step(1.0, noise), np.sqrt(num_steps) / noise
+    step, mu = sampled(1.0, noise), np.sqrt(num_steps) / noise
     run = {"false_positive_rate": ALPHAS, "num_steps": num_steps}
     missed = attacker.trade_off(step, **run)
     caught = attacker.true_positive_rate(step, **run)
@@ -57,7 +53,7 @@ SHARP = pytest.mark.parametrize(
 class TestSampled:
     @SHARP
     def test_more_points_change_little(self, rate, noise):
-        step = poisson_step(rate, noise)
+        step = sampled(rate, noise)
 
         points, _ = curve_points(lambda e: jde.privacy_profile(step, e), 1, floor=1e-15)
         epsilons = np.unique(points)
@@ -74,7 +70,7 @@ class TestSampled:
 
     @SHARP
     def test_mu_holds_between_the_points_and_no_smaller_one(self, rate, noise):
-        step, floor = poisson_step(rate, noise), 1e-10
+        step, floor = sampled(rate, noise), 1e-10
         mu = attacker.gdp_mu(step, num_steps=1, smallest_delta=floor)
         end = optimize.brentq(
             lambda e: jde.privacy_profile(step, e) - floor, 0, 50, xtol=1e-12
@@ -87,7 +83,7 @@ class TestSampled:
         assert np.any(less < deltas)
 
     def test_mu_grows_where_more_of_the_tail_has_to_fit(self):
-        step = poisson_step(0.01, 0.7)
+        step = sampled(0.01, 0.7)
         values = [
             attacker.gdp_mu(step, num_steps=1, smallest_delta=floor)
             for floor in (0.5, 1e-3, 1e-6, 1e-12, 1e-20, 1e-100)
@@ -100,7 +96,7 @@ class TestShapes:
     def test_curves_are_convex_decreasing_and_below_guessing(self):
         alpha = np.linspace(0, 1, 401)
         random = np.random.default_rng(5)
-        step = poisson_step(random.random((3, 1)), 10 ** random.uniform(-1, 2, (3,)))
+        step = sampled(random.random((3, 1)), 10 ** random.uniform(-1, 2, (3,)))
         curves = attacker.trade_off(step, false_positive_rate=alpha, num_steps=1)
         assert curves.shape == (3, 3, 401)
         assert np.all(curves <= 1 - alpha)
@@ -123,18 +119,18 @@ class TestShapes:
     ids=["no noise", "nothing drawn"],
 )
 def test_extremes(rate, noise, missed, gain, mu):
-    step = poisson_step(rate, noise)
+    step = sampled(rate, noise)
     found = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
     np.testing.assert_allclose(found, missed, atol=1e-14)
     assert np.all(found <= missed)
     assert attacker.advantage(step, num_steps=1) == gain
     assert attacker.gdp_mu(step, num_steps=1) == mu
-    almost = poisson_step(0.999, 0.03)
+    almost = sampled(0.999, 0.03)
     assert attacker.gdp_mu(almost, num_steps=1) == np.inf
 
 
 def test_composed_runs():
-    step, rate = poisson_step(1.0, [20.0, 40.0]), {"false_positive_rate": 0.01}
+    step, rate = sampled(1.0, [20.0, 40.0]), {"false_positive_rate": 0.01}
     run = jde.compose((step, 30), (step, 20))
     assert attacker.advantage(run).shape == (2,)
     found = attacker.true_positive_rate(run, **rate)
@@ -150,7 +146,7 @@ def test_the_hull_drops_points_above_it():
     np.testing.assert_array_equal(y, [4.0, 1.0, 0.5])
 
 
-STEP = poisson_step([0.1, 0.2], 1.0)
+STEP = sampled([0.1, 0.2], 1.0)
 RATE = {"false_positive_rate": 0.1}
 # A question, its invalid arguments, and the message.
 REFUSED = [
@@ -205,7 +201,7 @@ def test_the_error_of_an_exact_delta_is_added(monkeypatch):
             error=np.full(np.shape(truth), error), is_certified_bound=certified
         )
 
-    step = poisson_step(0.2, 1.0)
+    step = sampled(0.2, 1.0)
     alpha = np.geomspace(1e-3, 0.9, 9)
     caught = attacker.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
     gain, mu = attacker.advantage(step, num_steps=1), attacker.gdp_mu(step, num_steps=1)
@@ -223,7 +219,7 @@ def test_the_error_of_an_exact_delta_is_added(monkeypatch):
 @pytest.mark.parametrize("noise", [0.7, 3.0])
 def test_one_rate_equals_its_value_among_many(noise):
     """With one rate the curve is computed only where it is needed."""
-    step, run = poisson_step(0.05, noise), {"num_steps": 300}
+    step, run = sampled(0.05, noise), {"num_steps": 300}
     rates = np.array([1e-12, 1e-4, 0.01, 0.4, 0.95])
 
     def views(rate):  # the second call uses the cached points

@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
+from designs import sampled as step
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.methods.adaptive.method import profiles_above
 from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
@@ -35,11 +36,6 @@ from oracles import adaptive
 from training_runs import GROUPED, flat_step
 
 DELTA = 1e-5
-
-
-def step(rate, noise):
-    sampling = jde.Poisson("example", sampling_probability=rate)
-    return jde.GaussianStep(sampling, noise_multiplier=noise)
 
 
 def gaussian_delta(mu, epsilon):

@@ -1,4 +1,8 @@
-"""Exact epsilon and delta against closed forms and integration."""
+"""Exact epsilon and delta against closed forms, integration and certified ends."""
+
+import math
+from collections.abc import Callable
+from typing import Any
 
 import mpmath as mp
 import numpy as np
@@ -6,9 +10,11 @@ import pytest
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
+from designs import Setting, episodic, fixed, levels, poisson, sampled
 from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.losses.allocated import AllocatedGaussianLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.closed_form import slope_of_profile
 from jaxdp_episodic.accountant.methods.exact import (
     contour,
@@ -18,22 +24,14 @@ from jaxdp_episodic.accountant.methods.exact import (
     solver,
 )
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound, rdp_curve
-from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
-
-
-def poisson_step(probability, noise, relation="add_remove"):
-    sampling = jde.Poisson("example", sampling_probability=probability)
-    return jde.GaussianStep(
-        jde.MultistageSampling(sampling),
-        noise_multiplier=noise,
-        neighboring_relation=relation,
-    )
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 
 
 @pytest.mark.parametrize("num_steps", [1, 30, 10_000_000])
 @pytest.mark.parametrize("mu", [0.1, 4.0])
 def test_rate_one_is_the_gaussian_mechanism(num_steps, mu):
-    step = poisson_step(1.0, np.sqrt(num_steps) / mu)
+    step = sampled(1.0, np.sqrt(num_steps) / mu)
     epsilon = mu * np.array([0.3, 1.0, 3.0, 5.0]) + mu**2 / 2
     found = jde.delta(step, num_steps=num_steps, epsilon=epsilon, method="exact")
     exact = norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(
@@ -74,7 +72,7 @@ def test_an_inaccurate_direction_is_not_hidden_by_the_other():
 
 def test_a_delta_far_below_the_bound_is_not_taken_from_cut_distributions(monkeypatch):
     """If every delta counts as too close to the cut, none is exact."""
-    step = poisson_step(0.01, 1.0)
+    step = sampled(0.01, 1.0)
     run = {"num_steps": 100, "epsilon": 4.0, "return_info": True}
     right, info = jde.delta(step, **run)
     assert not info.is_certified_bound
@@ -116,14 +114,14 @@ def episodes(number, rate, noise):
 FOUND = [
     # Backward there are no large losses: on this contour the sums of few nodes mean
     # nothing, and Rényi's bound only at orders far above forward's.
-    (poisson_step(1.0485204e-5, 0.35659027), 20_236, 0.083774761, 4.123684297e-3),
+    (sampled(1.0485204e-5, 0.35659027), 20_236, 0.083774761, 4.123684297e-3),
     # The first answer, with an error of 0.8 nats, is a hundred times too large.
-    (poisson_step(1.23191649e-5, 0.99492732), 7_227, 0.0053209573, 4.54315861e-8),
+    (sampled(1.23191649e-5, 0.99492732), 7_227, 0.0053209573, 4.54315861e-8),
     # Little noise: five episodes with the unit lose five times as much as one.
     (episodes(5, 0.03017, 2 / 3.734), 24, 5.853, 0.852310404091999),
     (episodes(3, 2e-3, 1 / 3.5), 23, 99.2776985110, 1e-4),
     # The contour at 4e-5 only shows that epsilon is far below it.
-    (poisson_step(2.26e-10, 2.007), 74_006, None, 4.41e-9),
+    (sampled(2.26e-10, 2.007), 74_006, None, 4.41e-9),
 ]
 
 
@@ -165,7 +163,7 @@ def test_at_tiny_deltas_an_answer_is_accurate_or_certified(log10_delta):
     # Regression: phases that turned once between nodes hid the error.
     delta = 10.0**log10_delta
     value, info = jde.epsilon(
-        poisson_step(1e-6, 3.0), delta=delta, num_steps=2, return_info=True
+        sampled(1e-6, 3.0), delta=delta, num_steps=2, return_info=True
     )
     with mp.workdps(30):
         assert delta_of_two(1e-6, 3.0, value) <= mp.mpf(delta) * (1 + 1e-9)
@@ -208,7 +206,7 @@ def test_truncation_is_in_the_stated_error():
 
 
 def test_never_above_renyi_and_inverse_to_delta():
-    step = poisson_step(np.array([0.002, 0.02, 0.2]), 1.2)
+    step = sampled(np.array([0.002, 0.02, 0.2]), 1.2)
     exact = jde.epsilon(step, num_steps=800, delta=1e-6, method="exact")
     bound = jde.epsilon(step, num_steps=800, delta=1e-6, method="rdp")
     assert np.all(exact <= bound)
@@ -221,7 +219,7 @@ def test_never_above_renyi_and_inverse_to_delta():
 
 def test_an_epsilon_of_0_by_its_own_bound_is_exact():
     """Where the bound is 0 there is no contour, and none is needed."""
-    step, run = poisson_step(1.127e-6, 9.8455), {"num_steps": 11_520, "delta": 2.55e-5}
+    step, run = sampled(1.127e-6, 9.8455), {"num_steps": 11_520, "delta": 2.55e-5}
     value, info = jde.epsilon(step, **run, return_info=True)
     assert value == 0 and info.error == 0 and not info.is_certified_bound
     assert jde.delta(step, num_steps=11_520, epsilon=0.0) < 2.55e-5
@@ -252,7 +250,7 @@ def test_a_sum_above_1_is_no_delta(monkeypatch):
     """Regression: 128 nodes gave e^89 with a stated error of 3e-7; the truth is 1."""
     every = tuple(effort._replace(contour_nodes=128) for effort in solver.PASSES[:1])
     monkeypatch.setattr(solver, "PASSES", every)
-    step = poisson_step(0.8573658, 0.32763965)
+    step = sampled(0.8573658, 0.32763965)
     found, info = jde.delta(step, num_steps=2_656, epsilon=0.01564951, return_info=True)
     assert found == pytest.approx(1.0) and info.is_certified_bound
 
@@ -317,3 +315,106 @@ def test_the_bound_is_above_the_best_one(loss, count, delta):
     assert first.highest == pytest.approx(there, rel=1e-8)
     assert best * (1 - 1e-9) <= first.highest <= 3 * best
     assert 0.3 * best < first.epsilon < best
+
+
+# --- Random settings: certified ends, Rényi's bound and delta at the answer ---
+
+
+def of(
+    relation: str, clip: str, *schemes: Any, fields: str = "outer rate inner"
+) -> Callable[[Setting], jde.GaussianStep]:
+    """Levels whose rates are these fields of a draw."""
+    make = levels(relation, clip, *schemes)
+    return lambda x: make(x.noise, *(getattr(x, name) for name in fields.split()))
+
+
+ADD, REPLACE = "add_remove", "replace_one"
+KINDS: dict[str, Callable[[Setting], jde.GaussianStep]] = {
+    "sampled": of(ADD, "pupil", poisson, fields="rate"),
+    "sampled below a level": of(ADD, "pupil", poisson, poisson),
+    "sampled below a fixed level": of(ADD, "pupil", fixed, fixed),
+    "replaced": of(REPLACE, "pupil", poisson, fields="rate"),
+    "swapped": of(ADD, "step", poisson, fields="rate"),
+    "antipodal": of(ADD, "class", poisson, poisson, fields="rate inner"),
+    "antipodal, replaced": of(REPLACE, "class", poisson, fixed, fields="rate inner"),
+    "antipodal below a level": of(ADD, "class", poisson, poisson, poisson),
+    "episodes": lambda x: episodic(x.noise, x.rate, x.num_episodes),
+}
+COMPOSED = {
+    "sampled and sampled": ("sampled", "sampled below a level"),
+    "antipodal and replaced": ("antipodal", "replaced"),
+}
+
+
+def draw(rng: np.random.Generator, size: int) -> Setting:
+    def spread(low: float, high: float, share_of_one: float = 0.0) -> np.ndarray:
+        values = np.exp(rng.uniform(np.log(low), np.log(high), size))
+        return np.where(rng.random(size) < share_of_one, 1.0, values)
+
+    return Setting(
+        outer=spread(1e-3, 1, 0.2),
+        rate=spread(1e-6, 1, 0.1),
+        inner=spread(1e-3, 1, 0.2),
+        noise=spread(0.3, 100),
+        num_episodes=rng.integers(1, 8, size),
+    )
+
+
+def problem(name: str, size: int, seed: int, *, rare: bool) -> tuple[np.ndarray, Run]:
+    """log(delta) and runs of settings of all sizes, or of rare units in a few steps."""
+    rng = np.random.default_rng([seed, len(name), ord(name[0])])
+    parts = COMPOSED.get(name, (name,))
+    draws = [draw(rng, size) for _ in parts]
+    if rare:
+        draws = [d._replace(rate=d.rate * 1e-3, noise=d.noise**0.5) for d in draws]
+    losses = tuple(
+        dominating_pair(KINDS[part](d)).map(
+            lambda f: np.broadcast_to(f, (size, 1))[:, 0]
+        )
+        for part, d in zip(parts, draws, strict=True)
+    )
+    most = 2.0 if rare else 7.0
+    counts = tuple(np.rint(10 ** rng.uniform(0, most, size)) for _ in parts)
+    return rng.uniform(math.log(1e-12), math.log(1e-3), size), Run(losses, counts)
+
+
+def examine(name: str, size: int, seed: int, *, rare: bool = False) -> int:
+    """Returns how many answers are certified bounds."""
+    log_delta, run = problem(name, size, seed, rare=rare)
+    question = EpsilonAt(log_delta)
+    answer = method.exact_answer(question, run)
+    lower, upper = pld_bounds(question, run)
+    bound, _ = rdp_bound(question, run)
+    settled = ~answer.is_certified
+    slack = answer.error + 1e-12 * answer.value
+    inside = (answer.value >= lower - slack) & (answer.value <= upper + slack)
+    # Delta at the answer, on a contour for it: an epsilon that is too small by more
+    # than its stated error would be detected.
+    above = method.exact_answer(DeltaAt(answer.value + slack), run)
+    least = above.value + np.log1p(-np.minimum(above.error, 0.999))
+    enough = np.maximum(0.01 * answer.value, 1e-4) * (1 + 1e-9)
+    rules = {
+        "within certified ends": inside | ~settled,
+        "upper ends are near": upper - answer.value <= enough,
+        # Rare draws in a million steps or more: up to 5 % below.
+        "lower ends are near": answer.value - lower <= 5 * enough,
+        "at most Rényi's": answer.value <= bound * (1 + 1e-9),
+        "delta is met": (least <= log_delta + 1e-9) | ~settled,
+    }
+    for rule, kept in rules.items():
+        wrong = np.flatnonzero(~kept)
+        found = answer.value[wrong], answer.error[wrong], lower[wrong], upper[wrong]
+        assert not wrong.size, (name, rule, log_delta[wrong], found)
+    return int((~settled).sum())
+
+
+def test_sampled_settings():
+    assert examine("sampled", 6, 1) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", (*KINDS, *COMPOSED))
+def test_many_settings(name):
+    assert examine(name, 40, 2) <= 8
+    # Epsilons far below 1e-3, where a contour for another epsilon misleads.
+    examine(name, 12, 4, rare=True)

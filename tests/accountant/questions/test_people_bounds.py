@@ -217,10 +217,9 @@ def few(
         examples=jde.WithoutReplacement("example", size=drawn[0], population=drawn[1]),
     )
     people = jde.PersonBounds(examples=1, classes=hers)
-    defaults = {"noise_multiplier": 1.0, "neighboring_relation": "zero_out"}
-    return jde.GaussianStep(
-        design, privacy_unit="person", people=people, **{**defaults, **fields}
-    )
+    known = {"noise_multiplier": 1.0, "neighboring_relation": "zero_out"}
+    known |= {"privacy_unit": "person", "people": people}
+    return jde.GaussianStep(design, **{**known, **fields})
 
 
 def averaged_theorem_a(
@@ -323,21 +322,16 @@ def test_ends_of_coins_and_classes(relation: str) -> None:
 def step_of(
     design: Copies, noise: float, copies: int | None = None
 ) -> jde.GaussianStep:
-    grouped = jde.GroupedClasses(
-        num_classes=design.classes,
-        ways=design.ways,
-        episodes=jde.Poisson("episode", sampling_probability=float(design.rate)),
-        examples=jde.WithoutReplacement(
-            "example", size=design.drawn, population=design.size
-        ),
-    )
     number = design.copies if copies is None else copies
-    return jde.GaussianStep(
-        grouped,
+    return few(
+        design.classes,
+        design.ways,
+        number,
+        (design.drawn, design.size),
+        float(design.rate),
         noise_multiplier=noise,
         neighboring_relation=design.relation,
         privacy_unit="original",
-        people=jde.PersonBounds(examples=1, classes=number),
     )
 
 

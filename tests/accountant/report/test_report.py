@@ -81,11 +81,19 @@ def test_a_level_without_a_theorem_has_a_reason():
         jde.Poisson("photo", sampling_probability=0.5),
     )
     step = jde.GaussianStep(sampling, noise_multiplier=2.0, clip_unit="photo")
-    report = rdp_report(step, num_steps=10, delta=DELTA)
-    reason = report.epsilon_by_level["user"]
-    assert isinstance(reason, str) and "public upper bound" in reason
-    assert report.to_dict()["epsilon_by_level"]["user"] == {"not_covered": reason}
-    assert "not covered" in str(report)
+    few = jde.PersonBounds(examples=3)
+    for report, level, said in (
+        (rdp_report(step, num_steps=10, delta=DELTA), "user", "public upper bound"),
+        (
+            rdp_report(people_step(), num_steps=1, delta=1e-5, people=few),
+            *("person", "bound on classes"),
+        ),
+    ):
+        reason = report.epsilon_by_level[level]
+        assert isinstance(reason, str) and said in reason
+        assert report.to_dict()["epsilon_by_level"][level] == {"not_covered": reason}
+        assert "not covered" in str(report)
+    assert any("there is none for a person" in text for text in report.warnings)
 
 
 def test_reports_of_episodes():
@@ -156,34 +164,30 @@ def test_the_worst_path_is_named_by_ids_and_rates_are_weighted_by_units():
     json.dumps(dict(report.worst_path.units))
 
 
+def of_tree(sizes, **names):
+    tree = jde.Population.from_sizes(sizes, **names)
+    step = school_step(population=tree)
+    return rdp_report(step, num_steps=10, delta=DELTA, per_unit=True)
+
+
 def test_of_equal_worst_paths_a_nonempty_one_is_named():
     # A pupil alone in a class, and an empty class that a pupil may join.
-    tree = jde.Population.from_sizes([[0, 1, 3]], level_names=["school", "class"])
-    worst = rdp_report(school_step(population=tree), num_steps=10, delta=DELTA)
+    worst = of_tree([[0, 1, 3]], level_names=["school", "class"]).worst_path
     # Three pupils are drawn with certainty, like a single one.
-    assert worst.worst_path.units == {"school": 0, "class": 2, "pupil": 1}
-    assert worst.worst_path.num_units == 3
+    assert worst.units == {"school": 0, "class": 2, "pupil": 1}
+    assert worst.num_units == 3
 
 
 def test_units_that_may_join_count_for_the_worst_path_only():
-    tree = jde.Population.from_sizes([[40, 12], [], [50]], level_names=["school"])
-    report = rdp_report(
-        school_step(population=tree), num_steps=10, delta=DELTA, per_unit=True
-    )
+    report = of_tree([[40, 12], [], [50]], level_names=["school"])
     assert report.worst_path.units == {"school": 1}
     assert report.worst_path.num_units == 0
-    assert report.distribution.num_units == 102
-    assert report.distribution.num_paths == 4
-    assert report.distribution.epsilon_quantiles["max"] < report.epsilon
-    assert report.distribution.unit_epsilons.max() < report.epsilon
+    found = report.distribution
+    assert (found.num_units, found.num_paths) == (102, 4)
+    assert found.epsilon_quantiles["max"] == found.unit_epsilons.max() < report.epsilon
     assert "school 1 (empty now)" in str(report)
-
-
-def test_a_tree_of_empty_units():
-    tree = jde.Population.from_sizes([[0], []])
-    report = rdp_report(
-        school_step(population=tree), num_steps=10, delta=DELTA, per_unit=True
-    )
+    # Nobody is there yet.
+    report = of_tree([[0], []])
     assert report.distribution.num_units == 0
     assert report.distribution.epsilon_quantiles == {}
     assert 0 < report.epsilon < np.inf
@@ -456,14 +460,11 @@ def test_a_report_of_blocks_says_that_a_smaller_chance_rests_on_bounds():
     assert "at most 3" in slots and "among public slots" in slots
 
 
-def test_people_without_a_theorem_or_with_one_example_are_told():
-    asked = {"num_steps": 1, "delta": 1e-5}
-    few = rdp_report(people_step(), **asked, people=jde.PersonBounds(examples=3))
-    assert "bound on classes" in str(few.epsilon_by_level["person"])
-    assert any("there is none for a person" in text for text in few.warnings)
+def test_a_person_with_one_example_is_told():
     one = jde.PersonBounds(examples=1)
     coins = jde.Poisson("contribution", sampling_probability=1.0)
-    joined = rdp_report(one_level(coins, privacy_unit="person", people=one), **asked)
+    step = one_level(coins, privacy_unit="person", people=one)
+    joined = rdp_report(step, num_steps=1, delta=1e-5)
     assert joined.protected == "one person with all of their examples"
     assert "nobody owns more than one." in " ".join(joined.preconditions)
 

@@ -75,19 +75,8 @@ class TestReferenceTables:
         published = np.array(row["rdp"])
         whole = orders == np.floor(orders)
         np.testing.assert_allclose(actual[whole], published[whole], rtol=row["rtol"])
-        # Between integer orders theirs are upper bounds; the oracle gives the
-        # difference.
+        # Between integer orders theirs are upper bounds.
         assert np.all(actual <= published * (1 + row["rtol"]))
-        for value, alpha in zip(actual[~whole], orders[~whole], strict=True):
-            log_moment = moments.fine(
-                "sampled",
-                row["sampling_probability"],
-                1 / row["noise_multiplier"],
-                float(alpha),
-                direction="forward",
-            )
-            truth = moments.rdp_from_log_moment(log_moment, float(alpha))
-            assert value == pytest.approx(row["num_steps"] * truth, rel=1e-10, abs=0)
 
     @pytest.mark.parametrize("kind", ["epsilon_rdp", "epsilon_tight"])
     def test_published_epsilons(self, kind):
@@ -324,13 +313,6 @@ class TestBatches:
             np.testing.assert_allclose(
                 curves[i, j, 0], jde.rdp(one, ORDERS), rtol=ROUNDING
             )
-
-    def test_delta_inverts_epsilon(self):
-        step = sampled([[1e-4], [0.05], [1.0]], [0.6, 1.0, 15.0])
-        epsilons = rdp_epsilon(step, delta=1e-7, num_steps=500)
-        deltas = rdp_delta(step, epsilon=epsilons, num_steps=500)
-        # log(delta) at a fixed order moves by alpha - 1 for each nat of epsilon.
-        np.testing.assert_allclose(np.log(deltas), math.log(1e-7), rtol=1e-3)
 
 
 # --- The ends of targets, and engines ---

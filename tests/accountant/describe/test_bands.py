@@ -1,7 +1,5 @@
 """Bands: the draws of a group, their cost, and refusals."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -112,13 +110,11 @@ def test_a_step_draws_from_the_smallest_group(case):
         made.path_rates.rates, expected.path_rates.rates, strict=True
     ):
         np.testing.assert_array_equal(ours, theirs)
-    again = jde.GaussianStep.from_dict(json.loads(json.dumps(made.to_dict())))
-    assert again == made != made.in_group
+    assert jde.GaussianStep.from_dict(made.to_dict()) == made != made.in_group
 
 
-def test_bands_compare_and_round_trip_by_value():
-    bands = jde.Bands(3, level="user", horizon=np.inf)
-    assert bands == jde.Bands.from_dict(bands.to_dict()) != jde.Bands(3, level="user")
+def test_bands_are_set_and_taken_away():
+    assert jde.Bands(3, level="user", horizon=9) != jde.Bands(3, level="user")
     made = on("user", rare("user"))
     assert jde.banded(made, None) == step(rare("user"))
     assert jde.banded(step(rare("user")), made.bands) == made

@@ -81,13 +81,6 @@ def test_mixture_divergence_matches_integration_of_its_definition(g):
         assert actual[0] == pytest.approx(exact, rel=1e-9, abs=1e-15)
 
 
-def _clipped(content, depth):
-    """Contents of the drawn clip units in the whole step's content."""
-    if depth == 0:
-        return [content]
-    return [unit for child in content[1] for unit in _clipped(child, depth - 1)]
-
-
 def test_release_matches_a_listing_of_every_whole_sample():
     rng = np.random.default_rng(3)
     for _ in range(30):
@@ -100,7 +93,7 @@ def test_release_matches_a_listing_of_every_whole_sample():
                 left[round(round(mean, 12), 9)] += weight
             assert sum(left.values()) == pytest.approx(1.0, rel=1e-12)
             for sample, weight in trees.contents(tree, design.schemes).items():
-                units = _clipped(sample, design.clip_level)
+                units = trees.clip_units(sample, design.clip_level)
                 total = sum(table[unit] for unit in units)
                 left[round(round(total, 12), 9)] -= weight
             assert max(map(abs, left.values())) < 1e-12

@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
+from oracles import trees
+from oracles.episodes import drawn_groups
 from oracles.trees import Scheme
 
 Distribution = dict[Any, float]
 
 
 def numbered(nested: Any) -> Any:
-    """The tree with every size replaced by the list of its examples' numbers."""
-    counter = itertools.count()
+    """Sizes as a tree of `trees`; examples are numbered depth first."""
+    counter, units = itertools.count(), itertools.count()
 
-    def walk(node: Any) -> list:
+    def walk(node: Any) -> tuple:
+        name = f"unit {next(units)}"
         if isinstance(node, int):
-            return [next(counter) for _ in range(node)]
-        return [walk(child) for child in node]
+            return name, tuple(next(counter) for _ in range(node))
+        return name, tuple(walk(child) for child in node)
 
     return walk(nested)
 
@@ -33,52 +36,22 @@ def numbered(nested: Any) -> Any:
 # --- Distributions by enumeration ---
 
 
-def _product(
-    dists: Iterable[Distribution], join: Callable[[tuple], Any]
-) -> Distribution:
-    """Distribution of a function of independent draws."""
+def rows_distribution(tree: Any, schemes: tuple, clip_level: int) -> Distribution:
+    """Distribution of the sorted tuple of the drawn clip units' sorted examples."""
     result: Distribution = {}
-    for outcome in itertools.product(*(dist.items() for dist in dists)):
-        key = join(tuple(value for value, _ in outcome))
-        weight = math.prod(probability for _, probability in outcome)
-        result[key] = result.get(key, 0.0) + weight
+    for content, chance in trees.contents(tree, schemes).items():
+        key = _rows([[unit] for unit in trees.clip_units(content, clip_level)])
+        result[key] = result.get(key, 0.0) + chance
     return result
 
 
-def _mixture(parts: Iterable[tuple[float, Distribution]]) -> Distribution:
-    result: Distribution = {}
-    for weight, dist in parts:
-        for key, probability in dist.items():
-            result[key] = result.get(key, 0.0) + weight * probability
-    return result
-
-
-def _union(parts: tuple) -> tuple:
-    return tuple(sorted(itertools.chain.from_iterable(parts)))
-
-
-def content_distribution(node: Any, schemes: Sequence[Scheme]) -> Distribution:
-    """Distribution of the sorted tuple of examples drawn below a node of `numbered`."""
-    if not schemes:
-        return {(node,): 1.0}
-    below = [content_distribution(child, schemes[1:]) for child in node]
-    return _mixture(
-        (weight, _product([below[i] for i in sample], _union))
-        for weight, sample in schemes[0].subsets(len(node))
-    )
-
-
-def rows_distribution(
-    node: Any, schemes: Sequence[Scheme], clip_level: int
-) -> Distribution:
-    """Distribution of the sorted tuple of the drawn clip units' contents."""
-    if clip_level == 0:
-        dist = content_distribution(node, schemes)
-        return {(content,): probability for content, probability in dist.items()}
-    below = [rows_distribution(child, schemes[1:], clip_level - 1) for child in node]
-    return _mixture(
-        (weight, _product([below[i] for i in sample], _union))
-        for weight, sample in schemes[0].subsets(len(node))
+def _rows(units: Iterable[Iterable[Any]]) -> tuple:
+    """Of each row the examples in some contents."""
+    leaves = trees.content_leaves
+    return tuple(
+        sorted(
+            tuple(sorted(x for c in contents for x in leaves(c))) for contents in units
+        )
     )
 
 
@@ -86,31 +59,17 @@ def grouped_rows_distribution(
     sizes: Sequence[int], ways: int, drawn: str, scheme: Scheme, size: int
 ) -> Distribution:
     """The same for grouped classes, ``drawn`` "episodes" or "classes"."""
-    classes = numbered(list(sizes))
-    draw = [Scheme("without_replacement", size)]
-    contents = [content_distribution(examples, draw) for examples in classes]
-
-    def contents_of(groups: Iterable[Sequence[int]]) -> Distribution:
-        rows = [_product([contents[c] for c in group], _union) for group in groups]
-        return _product(rows, lambda parts: tuple(sorted(parts)))
-
-    def cut(order: Sequence[int]) -> list[Sequence[int]]:
-        last = len(order) // ways * ways
-        return [order[i : i + ways] for i in range(0, last, ways)]
-
-    parts = []
-    if drawn == "episodes":
-        for order in itertools.permutations(range(len(sizes))):
-            groups = cut(order)
-            share = 1 / math.factorial(len(sizes))
-            for weight, sample in scheme.subsets(len(groups)):
-                parts.append((share * weight, contents_of([groups[i] for i in sample])))
-    else:
-        for weight, sample in scheme.subsets(len(sizes)):
-            share = weight / math.factorial(len(sample))
-            for order in itertools.permutations(sample):
-                parts.append((share, contents_of(cut(order))))
-    return _mixture(parts)
+    draw = (Scheme("without_replacement", size),)
+    below = [trees.contents(examples, draw) for examples in numbered(list(sizes))[1]]
+    result: Distribution = {}
+    for groups, chance in drawn_groups(len(sizes), ways, drawn, scheme).items():
+        places = [i for group in groups for i in group]
+        for drawn_below in itertools.product(*(below[i].items() for i in places)):
+            contents = {i: c for i, (c, _) in zip(places, drawn_below, strict=True)}
+            key = _rows([contents[i] for i in group] for group in groups)
+            weight = chance * math.prod(w for _, w in drawn_below)
+            result[key] = result.get(key, 0.0) + weight
+    return result
 
 
 # --- Exact tests ---

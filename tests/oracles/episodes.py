@@ -57,20 +57,20 @@ def _groupings(drawn: tuple[int, ...], ways: int) -> dict[Groups, float]:
     return found
 
 
-def _draws(design: GroupedDesign, num_classes: int) -> dict[Groups, float]:
-    """Probability of every set of candidate episodes."""
-    everyone = range(num_classes)
-    if design.draw == "partition":
-        return _groupings(tuple(everyone), design.ways)
-    if design.draw == "poisson":
-        scheme = trees.Scheme("poisson", design.value)
+def drawn_groups(
+    number: int, ways: int, drawn: str, scheme: trees.Scheme
+) -> dict[Groups, float]:
+    """Sets of drawn episodes; ``drawn`` is "episodes" or "classes"."""
+    found: dict[Groups, float] = defaultdict(float)
+    if drawn == "episodes":
+        for groups, weight in _groupings(tuple(range(number)), ways).items():
+            every = sorted(groups, key=sorted)
+            for share, sample in scheme.subsets(len(every)):
+                found[frozenset(every[i] for i in sample)] += weight * share
     else:
-        size = int(design.value) * design.ways
-        scheme = trees.Scheme("without_replacement", size)
-    found: dict[Groups, float] = {}
-    for weight, drawn in scheme.subsets(num_classes):
-        for groups, share in _groupings(drawn, design.ways).items():
-            found[groups] = found.get(groups, 0.0) + weight * share
+        for weight, classes in scheme.subsets(number):
+            for groups, share in _groupings(classes, ways).items():
+                found[groups] += weight * share
     return found
 
 
@@ -78,33 +78,31 @@ class _Pool:
     """One neighbour with its draws enumerated."""
 
     def __init__(self, design: GroupedDesign, pool: tuple) -> None:
-        classes = pool[1]
-        below = [trees.contents(unit, (design.examples,)) for unit in classes]
-        self.draws = _draws(design, len(classes))
-        self.chance = design.value if design.draw == "partition" else 1.0
+        below = [trees.contents(unit, (design.examples,)) for unit in pool[1]]
+        kind = (
+            "without_replacement" if design.draw == "without_replacement" else "poisson"
+        )
+        drawn = "classes" if design.draw == "poisson" else "episodes"
+        scheme = trees.Scheme(kind, design.value)
+        self.draws = drawn_groups(len(below), design.ways, drawn, scheme)
         self.contents: dict[frozenset[int], trees.Distribution] = {}
         for group in {group for groups in self.draws for group in groups}:
             self.contents[group] = {}
-            for drawn in itertools.product(*(below[i].items() for i in sorted(group))):
-                key = frozenset(content for content, _ in drawn)
-                self.contents[group][key] = float(np.prod([w for _, w in drawn]))
-
-    def release(self, groups: Groups, table: dict) -> mixtures.Mixture:
-        """Mixture of the release, given the candidate episodes."""
-        sums: mixtures.Mixture = {0.0: 1.0}
-        for group in groups:
-            episode: mixtures.Mixture = {0.0: 1 - self.chance}
-            for content, weight in self.contents[group].items():
-                value = table[content]
-                episode[value] = episode.get(value, 0.0) + weight * self.chance
-            sums = mixtures.convolved(sums, episode)
-        return sums
+            for each in itertools.product(*(below[i].items() for i in sorted(group))):
+                key = frozenset(content for content, _ in each)
+                self.contents[group][key] = float(np.prod([w for _, w in each]))
 
     def mixed(self, table: dict) -> mixtures.Mixture:
         """Mixture of the release when the grouping stays secret."""
         total: mixtures.Mixture = {}
         for groups, weight in self.draws.items():
-            for value, chance in self.release(groups, table).items():
+            sums: mixtures.Mixture = {0.0: 1.0}
+            for group in groups:
+                episode: mixtures.Mixture = defaultdict(float)
+                for content, share in self.contents[group].items():
+                    episode[table[content]] += share
+                sums = mixtures.convolved(sums, episode)
+            for value, chance in sums.items():
                 total[value] = total.get(value, 0.0) + weight * chance
         return total
 

@@ -161,7 +161,8 @@ def test_the_distribution_of_a_step(name, steps):
 def test_independent_episodes(nested, schemes):
     """Pairs of consecutive episodes of a step: independent, as of two steps."""
     sampler = independent(nested, schemes, 20)
-    dist = oracle.content_distribution(oracle.numbered(nested), schemes)
+    step = oracle.rows_distribution(oracle.numbered(nested), schemes, 0)
+    dist = {row: chance for (row,), chance in step.items()}
     pairs = {(a, b): dist[a] * dist[b] for a in dist for b in dist}
     rows = [row for draw in take(sampler, 500, seed=5) for row in contents(draw)]
     outcomes = list(zip(rows[::2], rows[1::2], strict=True))

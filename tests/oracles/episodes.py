@@ -46,7 +46,7 @@ class GroupedDesign(NamedTuple):
         return trees.Design(self.pool, (), 0, self.path, self.relation, self.s)
 
 
-def _groupings(drawn: tuple[int, ...], ways: int) -> dict[Groups, float]:
+def groupings(drawn: tuple[int, ...], ways: int) -> dict[Groups, float]:
     """Uniformly random episodes of `ways` classes; the left-overs are dropped."""
     found: dict[Groups, float] = {}
     weight = 1 / math.factorial(len(drawn))
@@ -63,13 +63,13 @@ def drawn_groups(
     """Sets of drawn episodes; ``drawn`` is "episodes" or "classes"."""
     found: dict[Groups, float] = defaultdict(float)
     if drawn == "episodes":
-        for groups, weight in _groupings(tuple(range(number)), ways).items():
+        for groups, weight in groupings(tuple(range(number)), ways).items():
             every = sorted(groups, key=sorted)
             for share, sample in scheme.subsets(len(every)):
                 found[frozenset(every[i] for i in sample)] += weight * share
     else:
         for weight, classes in scheme.subsets(number):
-            for groups, share in _groupings(classes, ways).items():
+            for groups, share in groupings(classes, ways).items():
                 found[groups] += weight * share
     return found
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from oracles import mixtures
+from oracles import mixtures, trees
+from oracles.episodes import groupings
 
 Content = tuple[str, tuple[str, ...]]
 ContentLaw = dict[Content, float]
@@ -40,16 +41,13 @@ def without_person(examples: Iterable[str]) -> tuple[str, ...]:
 def subsets(items: Sequence, scheme: tuple[str, float]) -> list[tuple[float, tuple]]:
     """Samples and their chances; a scheme is ("coins", p), ("draw", n) or ALL."""
     kind, value = scheme
-    if kind == "all":
-        return [(1.0, tuple(items))]
-    if kind == "draw":
-        samples = list(itertools.combinations(items, min(int(value), len(items))))
-        return [(1 / len(samples), sample) for sample in samples]
+    number = len(items) if kind == "all" else value
+    drawn = trees.Scheme(
+        "poisson" if kind == "coins" else "without_replacement", number
+    )
     return [
-        (value**n * (1 - value) ** (len(items) - n), sample)
-        for n in range(len(items) + 1)
-        for sample in itertools.combinations(items, n)
-        if 0 < value < 1 or n == value * len(items)
+        (chance, tuple(items[i] for i in sample))
+        for chance, sample in drawn.subsets(len(items))
     ]
 
 
@@ -112,12 +110,8 @@ def summed(laws: Sequence[Law]) -> Law:
 
 def partitions(num_classes: int, ways: int) -> list[tuple[tuple[int, ...], ...]]:
     """All ways to fill groups; whoever is left over sits out."""
-    starts = range(0, num_classes - ways + 1, ways)
-    found = {
-        tuple(sorted(tuple(sorted(order[i : i + ways])) for i in starts))
-        for order in itertools.permutations(range(num_classes))
-    }
-    return sorted(found)
+    every = groupings(tuple(range(num_classes)), ways)
+    return sorted(tuple(sorted(tuple(sorted(g)) for g in groups)) for groups in every)
 
 
 # --- Releases ---

@@ -39,17 +39,14 @@ def test_example_31():
     assert rates.paths is not None
     for path, rate in zip(rates.paths.sizes.tolist(), inclusion, strict=True):
         assert rate == pytest.approx(expected[tuple(path)], rel=1e-15)
-    # The first path is U_11 of Example 3.1, the worst one is U_12.
-    assert expected[(2, 3, 4)] == 1 / (2 * 3 * 4)
-    assert inclusion.max() == pytest.approx(1 / 12, rel=1e-15)
+    # The worst path is that of U_12.
     worst = int(inclusion.argmax())
+    assert inclusion[worst] == pytest.approx(1 / 12, rel=1e-15)
     assert rates.paths.sizes[worst].tolist() == [2, 3, 2]
     # One unit per stage: one example is certainly drawn.
     assert rates.multiplicity @ inclusion == pytest.approx(1, rel=1e-14)
-    witness = EXAMPLE_31.describe_path(
-        int(rates.paths.witness_level[worst]), int(rates.paths.witness_index[worst])
-    )
-    assert list(witness.values()) == [0, 1, 4]
+    place = (int(a[worst]) for a in rates.paths[2:])
+    assert list(EXAMPLE_31.describe_path(*place).values()) == [0, 1, 4]
 
 
 def test_without_a_population_the_specs_sizes_are_used():
@@ -273,17 +270,10 @@ def test_poisson_contributions_need_a_true_public_bound():
         contributions(sampling(2), tree)
 
 
-@pytest.mark.parametrize("scheme", ["exact", "poisson"])
-def test_a_claimed_bound_that_the_tree_exceeds_is_refused(scheme):
+def test_a_claimed_bound_that_the_tree_exceeds_is_refused():
     """It would make the number of contributions, and hence epsilon, too small."""
-    pupils = (
-        WithoutReplacement("pupil", size=8, population=2, population_is_exact=True)
-        if scheme == "exact"
-        else Poisson("pupil", sampling_probability=0.5, population=2)
-    )
-    sampling = MultistageSampling(Poisson("school", sampling_probability=0.1), pupils)
-    tree = Population.from_sizes([25, 60], level_names=("school", "pupil"))
-    levels = {"unit_level": 1, "clip_level": 2, "neighboring_relation": "add_remove"}
+    pupils = WithoutReplacement("b", size=8, population=2, population_is_exact=True)
+    sampling = MultistageSampling(Poisson("a", sampling_probability=0.1), pupils)
     with pytest.raises(ValueError, match="must be an upper bound on the children"):
-        max_contributions(sampling, tree, **levels)
-    assert max_contributions(sampling, None, **levels) == 2
+        contributions(sampling, Population.from_sizes([25, 60]))
+    assert contributions(sampling) == 2

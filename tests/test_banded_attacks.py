@@ -132,7 +132,7 @@ def worst(design, mechanism, groups, number):
 
 
 @pytest.mark.parametrize(
-    "number", [800, pytest.param(20_000, marks=pytest.mark.slow)], ids=["few", "many"]
+    "number", [800, pytest.param(8_000, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 @by_name(DESIGNS)
 def test_the_worst_run_costs_the_price_of_its_group(design, number):
@@ -199,14 +199,9 @@ def hardened(whole, longest, noise, crash=never):
     return Mechanism(np.array(whole), math.sqrt(math.ceil(variance) + 16), crash)
 
 
-ENUMERATED = [
-    ((4, 3), 2, 4, 0.9),
-    ((2, 1), 3, 2, 0.0),
-    pytest.param((2, 1, 1), 3, 4, 0.7, marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize(("whole", "steps", "longest", "near"), ENUMERATED)
+@pytest.mark.parametrize(
+    ("whole", "steps", "longest", "near"), [((4, 3), 2, 4, 0.9), ((2, 1), 3, 2, 0.0)]
+)
 @pytest.mark.parametrize("crash", ["no crash", "row 0 lost", "by releases"])
 @pytest.mark.parametrize("other", [0, -1])
 def test_integers_cost_at_most_the_price(other, crash, whole, steps, longest, near):
@@ -252,7 +247,7 @@ class Fault(NamedTuple):
 
     mechanism: Mechanism
     worlds: tuple[World, World]
-    charged: tuple[jde.GaussianStep | jde.ComposedSteps, int | None]
+    charged: tuple[jde.GaussianStep, int]
 
 
 FAULTS = {
@@ -275,30 +270,11 @@ FAULTS = {
         Mechanism(EQUAL, np.array([2.0, 1.0])), alone([0, 1]), (plain(), 2)
     ),
 }
-HONEST = {
-    "a column of norm 1": FAULTS["a column of norm 1.1"]._replace(
-        mechanism=Mechanism(FALLING, 2.0)
-    ),
-    "the cycle goes on": Fault(
-        Mechanism(EQUAL, 2.0, at(restarts=(1, 3))), alone(CYCLE), (plain(), 4)
-    ),
-    "two copies, counted": FAULTS["the price of the total for two copies"]._replace(
-        charged=(jde.compose((plain(), 3), (plain(), 3)), None)
-    ),
-}
-
-
-def attacked(run):
-    rng = np.random.default_rng(7)
-    found = banded.simulated(run.mechanism, run.worlds, EPSILONS, 20_000, rng)
-    return excess(found, claimed(*run.charged))
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_costs_more_than_it_is_charged(name):
-    assert attacked(FAULTS[name]) > WIDTH
-
-
-@pytest.mark.parametrize("name", HONEST)
-def test_without_the_fault_the_charge_is_enough(name):
-    assert attacked(HONEST[name]) < WIDTH
+    mechanism, worlds, charged = FAULTS[name]
+    rng = np.random.default_rng(7)
+    found = banded.simulated(mechanism, worlds, EPSILONS, 20_000, rng)
+    assert excess(found, claimed(*charged)) > WIDTH

@@ -188,18 +188,6 @@ def test_slow_pages_compile_and_parse(page, folder):
                 pages.check_command(command)
 
 
-def test_the_sessions_are_not_empty():
-    """Guards the parser of pages: these pages are known to have sessions."""
-    found = {page: pages.blocks(pages.read(page)) for page in (*DOCS, FIRST)}
-    python = {p: sum(b.language == "python" for b in found[p]) for p in found}
-    commands = {p: sum(len([*pages.commands(b)]) for b in found[p]) for p in found}
-    assert python["docs/index.md"] == commands["docs/index.md"] == 1
-    assert python["docs/account.md"] >= 8 and python["docs/use.md"] == 5
-    assert commands["docs/sweep.md"] >= 5 and commands["docs/use.md"] == 2
-    assert python[FIRST] == 3 and commands[FIRST] >= 8
-    assert SLOW | {page for page, _ in FILES} <= set(DOCS)
-
-
 def test_pages_stay_short():
     most = {FIRST: MOST_WORDS_OF_README, **dict.fromkeys(REFERENCE, 10**6)}
     for page in (*DOCS, FIRST):

@@ -161,22 +161,13 @@ def gaussian_delta(epsilon, mu):
         return first - mpmath.exp(eps) * mpmath.ncdf(-mu / 2 - eps / mu)
 
 
-EXAMPLES = pytest.mark.parametrize(
-    "examples", [20, pytest.param(200, marks=pytest.mark.slow)]
-)
-
-
-@EXAMPLES
-def test_no_answer_is_below_the_truth(examples):
-    settings(max_examples=examples)(is_not_below_the_truth)()
-
-
+@settings(max_examples=20)
 @given(
     log_noise=st.floats(-30, 30),
     num_steps=st.sampled_from([1, 7, 10**6, 2**53]),
     log_delta=st.floats(-700, -1e-3),
 )
-def is_not_below_the_truth(log_noise, num_steps, log_delta):
+def test_no_answer_is_below_the_truth(log_noise, num_steps, log_delta):
     """With full participation the truth is known."""
     noise, delta = math.exp(log_noise), math.exp(log_delta)
     step = sampled(1.0, noise)
@@ -209,13 +200,7 @@ def test_more_noise_and_fewer_draws_never_cost_more(
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["exact", "pld"])
 @pytest.mark.parametrize("name", ["noise", "probability", "steps", "delta", "size"])
-def test_other_methods_at_the_edge(name, method):
-    calls = {
-        "noise": lambda v: epsilon(sampled(noise_multiplier=v), method=method),
-        "probability": lambda v: epsilon(sampled(v), method=method),
-        "steps": lambda v: epsilon(STEP, num_steps=v, method=method),
-        "delta": lambda v: epsilon(STEP, delta=v, method=method),
-        "size": lambda v: epsilon(drawn(size=v), method=method),
-    }
+def test_other_methods_at_the_edge(name, method, monkeypatch):
+    monkeypatch.setattr(epsilon, "__defaults__", (10, 1e-5, method))
     for value in NUMBERS:
-        answered(calls[name], value)
+        answered(CALLS[f"epsilon, {name}"], value)

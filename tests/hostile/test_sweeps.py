@@ -35,9 +35,8 @@ def folder(tmp_path, sweep):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("num_settings", 10**15), ("num_settings", "20")),
-        *(("chunk_size", 0), ("chunk_size", 2**60), ("hash", "0" * 64)),
-        *(("version", True), ("version", 2), ("kind", "run")),
+        *(("num_settings", 10**15), ("chunk_size", 0), ("chunk_size", 2**60)),
+        *(("hash", "0" * 64), ("version", True), ("kind", "run")),
         *(("sweep", []), ("sweep", {}), ("versions", None)),
     ],
 )
@@ -91,29 +90,23 @@ def test_a_table_of_other_columns_or_rows_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("axis", "message"),
+    ("field", "points", "message"),
     [
-        ({"field": "size", "values": [1e300]}, "up to 2\\*\\*53"),
-        ({"field": "size", "geomspace": [1, 1e300, 5]}, "up to 2\\*\\*53"),
-        (
-            {"field": "noise_multiplier", "linspace": [-1e308, 1e308, 5]},
-            "too far apart",
-        ),
-        ({"field": "method", "values": ["a" * 10**6]}, "at most 100 letters"),
-        ({"field": "size", "values": [10**400]}, "64 bits"),
+        ("size", {"values": [1e300]}, "up to 2\\*\\*53"),
+        ("noise_multiplier", {"linspace": [-1e308, 1e308, 5]}, "too far apart"),
+        ("method", {"values": ["a" * 10**6]}, "at most 100 letters"),
+        ("size", {"values": [10**400]}, "64 bits"),
     ],
 )
-def test_axes_beyond_floats_are_refused(axis, message):
+def test_axes_beyond_floats_are_refused(field, points, message):
     with pytest.raises(ValueError, match=message):
-        Axis(**axis).points()
-
-
-AXES = [{"field": "noise_multiplier", "values": [1.0]}]
+        Axis(field=field, **points).points()
 
 
 def test_steps_that_are_no_tables():
     """Nesting deeper than the stack is refused before any recursion."""
-    rest = {"type": "Sweep", "version": 1, "axes": AXES}
+    axis = {"field": "noise_multiplier", "values": [1.0]}
+    rest = {"type": "Sweep", "version": 1, "axes": [axis]}
     for place in ("type", "sampling"):
         deep = {}
         for _ in range(5000):

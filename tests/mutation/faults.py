@@ -309,7 +309,7 @@ FAULTS = (
         ),
         person_audits.people_in_blocks,
         "who leaves moves everybody behind her into another block",
-        is_slow=True,
+        SAMPLER,
     ),
     # Correlated noise: the noise, the memory, the turns and the sizes of groups.
     Fault(
@@ -333,7 +333,7 @@ FAULTS = (
             "self._sums: list[list[np.ndarray]] = []",
             "self._sums = getattr(self, '_sums', [])",
         ),
-        band_audits.decoded,
+        band_audits.given_up,
         "later releases hold a sum that nobody can decode",
         LEDGER,
         is_slow=True,
@@ -353,7 +353,7 @@ FAULTS = (
                 "    self.ledger.lost = getattr(self.ledger, 'lost', 0) + 1",
             ),
         ),
-        band_audits.turns,
+        band_audits.given_up,
         "after a step given up the same group is charged again, a step later",
         LEDGER,
         is_slow=True,
@@ -362,6 +362,6 @@ FAULTS = (
         "the largest group's size charged",
         Edit(described._part, "number // count", "-(-number // count)"),
         band_audits.sizes,
-        "of seven slots in four groups one group has one, which is always drawn",
+        "of five slots in two groups one group has two, drawn more often",
     ),
 )

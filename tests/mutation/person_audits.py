@@ -7,15 +7,9 @@ from typing import Any
 import numpy as np
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.audit import (
-    World,
-    audit_mechanism,
-    audit_worlds,
-    claimed_epsilons,
-)
+from jaxdp_episodic.audit import audit_mechanism
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.draw import Draw
 from jaxdp_episodic.trainer.run.checks import sampler_of
 from mutation.verdicts import Effort, Verdict, of_bounds
 
@@ -84,9 +78,9 @@ def together(units: np.ndarray) -> np.ndarray:
 
 
 def people_in_blocks(effort: Effort) -> Verdict:
-    """Pairs of people; the first one is listed, with or without data.
+    """Two of six listed people share a block with chance 1/5, whoever has data.
 
-    An episode with the person, or of two consecutive people, contributes +1, others -1.
+    The first one on the list has none.
     """
     inside = jde.MultistageSampling(
         jde.WithoutReplacement("class", size=1, population=1),
@@ -104,25 +98,18 @@ def people_in_blocks(effort: Effort) -> Verdict:
         privacy_unit="person",
         neighboring_relation="add_remove",
     )
+    there = np.arange(_PEOPLE - 1)
+    sampler = sampler_of(step, owned(there, [len(there)], "class", "example"))
+    generator = np.random.default_rng(0)
 
-    def world(first: int) -> World:
-        # A person without data has no place among those with data.
-        there = np.arange(_PEOPLE - first)
-        data = owned(there, [len(there)], "class", "example")
+    def is_shared() -> bool:
+        draw = sampler.draw(generator)
+        people = np.where(draw.mask, draw.examples, -1).reshape(-1, _A_BLOCK)
+        return [0, 1] in np.sort(people, axis=1).tolist()
 
-        def contributions(draw: Draw) -> np.ndarray:
-            people = np.where(draw.mask, draw.examples + first, -1).reshape(-1, 2)
-            low, high = people.min(axis=1), people.max(axis=1)
-            return np.where((low == 0) | (low // 2 == high // 2), 1.0, -1.0)
-
-        return World(sampler_of(step, data), contributions)
-
-    audit = audit_worlds(
-        world(0),
-        world(1),
-        noise_multiplier=2.0,
-        claimed=claimed_epsilons(step, 1, _DELTAS),
-        deltas=_DELTAS,
-        num_draws=effort.draws,
-    )
-    return of_bounds(audit.bounds, audit.claimed)
+    found = np.mean([is_shared() for _ in range(effort.draws)])
+    chance = (_A_BLOCK - 1) / (_PEOPLE - 1)
+    # A false alarm in 1e6.
+    slack = 5 * np.sqrt(chance * (1 - chance) / effort.draws)
+    words = f"a block shared with chance {found:.3f}, {chance:.3f} is right"
+    return Verdict(bool(abs(found - chance) > slack), words)

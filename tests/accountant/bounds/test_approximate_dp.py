@@ -186,46 +186,36 @@ def test_profiles_of_random_mechanisms():
     assert_between(attained, exact, bound, rtol=1e-9)
 
 
-class CountedOnes:
-    """400 mechanisms on multisets of bits that depend on the number of ones.
+def counted_ones(rng, most):
+    """(400, most + 1, 8): outputs of mechanisms that depend on the number of ones.
 
-    Each has a distribution of 8 outputs for every count; close counts have close
-    distributions, so that profiles and group profiles are not trivial.
+    Close counts have close distributions, so that profiles and group profiles are not
+    trivial.
     """
-
-    def __init__(self, rng, most):
-        walk = np.cumsum(rng.normal(size=(COUNT, most + 1, 8)), axis=1)
-        weights = np.exp(rng.uniform(0.1, 1.5, (COUNT, 1, 1)) * walk)
-        self.dists = weights / weights.sum(axis=-1, keepdims=True)
-        self.most = most
-
-    def output(self, chances):
-        """Mixture by the probability (COUNT, most + 1) of every count."""
-        return np.einsum("sc,sco->so", chances, self.dists)
+    walk = np.cumsum(rng.normal(size=(COUNT, most + 1, 8)), axis=1)
+    weights = np.exp(rng.uniform(0.1, 1.5, (COUNT, 1, 1)) * walk)
+    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def test_enumerated_samples_with_replacement():
     """All samples with replacement of up to 12 bits."""
     rng = np.random.default_rng(12)
-    mechanisms = CountedOnes(rng, 6)
+    dists = counted_ones(rng, 6)
     population = rng.integers(2, 13, COUNT)
     size = np.minimum(rng.integers(1, 7, COUNT), population)
     ones = np.floor(rng.uniform(0, 1, COUNT) * population).astype(int)
     counts, eps = np.arange(7), rng.uniform(0, 1.5, COUNT) ** 2
     few, many, n, m = (a[:, None] for a in (ones, ones + 1, population, size))
     draws = [
-        mechanisms.output(scipy.stats.binom.pmf(counts, m, k / n)) for k in (few, many)
+        np.einsum("sc,sco->so", scipy.stats.binom.pmf(counts, m, k / n), dists)
+        for k in (few, many)
     ]
     exact, attained = worst_stick([tuple(draws)], eps), 0.0
     for row in range(0, COUNT, 4):  # one at a time would take long
-        part = CountedOnes.__new__(CountedOnes)
-        part.dists, part.most = mechanisms.dists[row : row + 1], size[row]
 
-        def profile(k, epsilon, part=part):
-            pairs = itertools.combinations(range(part.most + 1), 2)
-            near = [
-                (part.dists[0, a], part.dists[0, b]) for a, b in pairs if b - a <= k
-            ]
+        def profile(k, epsilon, own=dists[row, : size[row] + 1]):
+            pairs = itertools.combinations(range(len(own)), 2)
+            near = [(own[a], own[b]) for a, b in pairs if b - a <= k]
             return worst_stick(near, epsilon)
 
         bound, generic = (

@@ -109,9 +109,6 @@ def test_smallest_epsilon_at_extremes():
     # Unreachable; always met; met at 0; met only at the last jump.
     assert found[0] == np.inf and found[1] == 0 and found[2] == 0
     assert 3 * (1 - 1e-6) <= found[3] <= 3
-
-
-def test_no_settings():
     empty = np.zeros(0)
     assert smallest_epsilon(lambda e, r: e, empty, empty).shape == (0,)
 

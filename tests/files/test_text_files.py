@@ -156,7 +156,7 @@ def rows_of(path):
     return [columns for _, columns in parquet_batches(path, None, rows=10)]
 
 
-def test_nested_columns_are_refused(tmp_path):
+def test_columns_of_other_types_are_refused(tmp_path):
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"a": [1, 2], "text": ["x"] * 2}), path)
     assert rows_of(path)[1] == [[1, 2], ["x", "x"]]
@@ -166,6 +166,8 @@ def test_nested_columns_are_refused(tmp_path):
     for table in (
         pa.table({"a": [[1, 2], [3]]}),
         pa.table({"a": [{"a": 1}, {"a": 2}]}),
+        pa.table({"a": [b"a", b"b"]}),
+        pa.table({"a": pa.array([1, 2], pa.timestamp("ns"))}),
         pa.table({"a": [[1, 2, 3], [4, 5, 6]]}).replace_schema_metadata(note),
     ):
         pq.write_table(table, path, store_schema=False)

@@ -187,6 +187,22 @@ SPECS: tuple[dict[str, Any], ...] = tuple(
         },
     )
 )
+GAUSSIAN = {"class_name": "GaussianDpEvent", "noise_multiplier": 1.0}
+DRAWN = {"class_name": "PoissonSampledDpEvent", "sampling_probability": 0.1}
+SIZED = {"class_name": "SampledWithoutReplacementDpEvent", "source_dataset_size": 9}
+EVENTS: tuple[dict[str, Any], ...] = (
+    {**DRAWN, "event": GAUSSIAN},
+    {**SIZED, "sample_size": 3, "event": GAUSSIAN},
+    {
+        "class_name": "ComposedDpEvent",
+        "events": [
+            {"class_name": "SelfComposedDpEvent", "event": GAUSSIAN, "count": 2},
+            {**DRAWN, "event": {"class_name": "ComposedDpEvent", "events": [GAUSSIAN]}},
+            {"class_name": "LaplaceDpEvent", "noise_multiplier": 2.0},
+            {"class_name": "NoOpDpEvent"},
+        ],
+    },
+)
 ROW = {
     "id": 7,
     "num_steps": 100,

@@ -15,9 +15,9 @@ import numpy as np
 
 import jaxdp_episodic as jde
 from fuzzing import seeds
-from fuzzing.mutations import broken_bytes, broken_documents, leaves
+from fuzzing.mutations import broken_bytes, broken_documents
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
-from jaxdp_episodic.accountant.interop.dp_event import FIELDS, from_dp_event
+from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
 from jaxdp_episodic.data import from_huggingface, from_tfds, load_class_folders
 from jaxdp_episodic.tools.plan.question import read_plan
 from jaxdp_episodic.tools.requests.batch import read_rows
@@ -156,49 +156,11 @@ def _image(case: tuple[str, bytes], folder: Path) -> Any:
     return load_class_folders(folder / "images", size=4)
 
 
-_EVENT_NAMES = (
-    *("GaussianDpEvent", "PoissonSampledDpEvent", "SampledWithoutReplacementDpEvent"),
-    *("ComposedDpEvent", "SelfComposedDpEvent", "NoOpDpEvent", "NonPrivateDpEvent"),
-    *("LaplaceDpEvent", "Event", b"GaussianDpEvent", b"\xff", 7),
-)
-
-
-def _events() -> st.SearchStrategy[Any]:
-    values = st.just(1) | leaves()
-
-    def larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-        fields = st.fixed_dictionaries(
-            {"class_name": st.sampled_from(_EVENT_NAMES)},
-            optional={
-                "noise_multiplier": values,
-                "sampling_probability": values,
-                "sample_size": values,
-                "source_dataset_size": values,
-                "count": values,
-                "event": inner,
-                "events": st.lists(inner, max_size=3) | values,
-            },
-        )
-        return st.builds(_event_of, fields, st.booleans())
-
-    return st.recursive(leaves() | larger(st.none()), larger, max_leaves=6)
-
-
-def _event_of(given: dict[str, Any], known_alone: bool) -> SimpleNamespace:
-    """An event, mostly complete and without unknown fields."""
-    usual = {
-        "noise_multiplier": 1.0,
-        "sampling_probability": 0.1,
-        "sample_size": 3,
-        "source_dataset_size": 9,
-        "count": 2,
-        "events": (),
-    }
-    known = FIELDS.get(given["class_name"])
-    if known is None or not known_alone:
-        return SimpleNamespace(**given)
-    names = ["class_name", *known.split()]
-    return SimpleNamespace(**{n: given.get(n, usual.get(n)) for n in names})
+def _event(case: Any) -> Any:
+    """Tables of a document as events."""
+    if isinstance(case, dict):
+        return SimpleNamespace(**{str(k): _event(v) for k, v in case.items()})
+    return [*map(_event, case)] if isinstance(case, list) else case
 
 
 def _sweep_files() -> tuple[dict[str, Any], bytes]:
@@ -364,7 +326,7 @@ def targets() -> list[Target]:
         Target("images", pictures, _image),
         _documents("huggingface", (records,), lambda c: from_huggingface(c, **named)),
         _documents("tfds", (records,), lambda c: from_tfds(c, **named)),
-        Target("DpEvents", _events(), lambda case, _: from_dp_event(case)),
+        _documents("DpEvents", seeds.EVENTS, lambda c: from_dp_event(_event(c))),
         Target(
             "manifests",
             _jsons(manifest),

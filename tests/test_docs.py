@@ -117,7 +117,7 @@ WITH_IMAGES, FIRST = "docs/own_images.md", "README.md"
 PATIENCE = 180_000
 # Width of a narrow phone's screen, CSS pixels.
 PHONE = 375
-# A cluster is needed: tests/tools/sweep/test_engines.py has a local one.
+# A cluster is needed: tests/tools/sweep/test_run.py has a local one.
 NEEDS_CLUSTER = "--ray-address auto"
 
 

@@ -421,22 +421,6 @@ def test_the_draws_of_a_person_are_as_charged(kind):
     found = np.bincount(held[:, 2], minlength=13)[:5]
     spread = np.sqrt(len(held) * law[:5])
     assert np.all(np.abs(found - len(held) * law[:5]) < 5 * spread)
-    # The accountant describes this step with opacus's noise.
-    features = TensorDataset(torch.randn(60, 3), torch.as_tensor(CLASSES % 2))
-    loader = step_loader(features, make(), num_steps=20, **given)
-    engine = opacus.PrivacyEngine(accountant="episodic")
-    engine.accountant = StepAccountant(loader)
-    train_masked(
-        *private(
-            engine,
-            loader,
-            noise_multiplier=4.0,
-            poisson_sampling=False,
-            loss_reduction="sum",
-        )
-    )
-    spent = engine.get_epsilon(DELTA)
-    assert spent == jde.epsilon(make(), num_steps=20, delta=DELTA)
 
 
 def test_people_are_within_their_bounds_or_truncated():

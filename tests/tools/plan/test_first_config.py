@@ -29,9 +29,10 @@ def features(number=12, names=NAMES, seed=0):
     return centers + rng.normal(size=centers.shape), np.repeat(names, number)
 
 
-def npz(folder):
-    values, labels = features()
-    np.savez(folder / "data.npz", features=values.astype(np.float32), labels=labels)
+def npz(folder, number=12, names=NAMES, repeats=1, **arrays):
+    values, labels = features(number, names)
+    values = np.tile(values, (1, repeats)).astype(np.float32)
+    np.savez(folder / "data.npz", features=values, labels=labels, **arrays)
     return folder / "data.npz"
 
 
@@ -76,6 +77,13 @@ SOURCES = {
     "Table": (table, []),
     "Table of tasks": (tasks, ["--target", "y"]),
 }
+
+
+def written(path, **wishes):
+    """The config of a source, its text, and the source as read."""
+    source = described_source(path, path.parent / "x.toml")
+    text, _ = first_config(source, Wishes(**wishes))
+    return tomllib.loads(text), text, source
 
 
 def init(source, out, *options):
@@ -130,15 +138,12 @@ def test_what_is_written_trains_as_it_is(kind, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_slots_are_written_if_classes_have_equal_sizes_only(tmp_path):
-    same, other = tmp_path / "a", tmp_path / "b"
-    alike = described_source(pictures(same), tmp_path / "x.toml")
-    text, _ = first_config(alike, Wishes())
-    assert tomllib.loads(text)["step"]["neighboring_relation"] == "zero_out"
+    config, text, _ = written(pictures(tmp_path / "a"))
+    assert config["step"]["neighboring_relation"] == "zero_out"
     assert "it was public that no class has more" in text
-    unlike = pictures(other, sizes=[2 + k % 29 for k in range(30)])
-    source = described_source(unlike, tmp_path / "x.toml")
-    text, _ = first_config(source, Wishes())
-    assert tomllib.loads(text)["step"]["neighboring_relation"] == "add_remove"
+    unlike = pictures(tmp_path / "b", sizes=[2 + k % 29 for k in range(30)])
+    config, text, source = written(unlike)
+    assert config["step"]["neighboring_relation"] == "add_remove"
     assert "it was public that no class has fewer" in text
     text, _ = first_config(source, Wishes(population=40, relation="zero_out"))
     assert "private unless it was public" not in text
@@ -148,23 +153,20 @@ def test_control_characters_in_a_column_name_are_escaped(tmp_path):
     path = tmp_path / "odd.csv"
     text = table(tmp_path).read_text().replace("sort", '"so\x01rt\n[evil]"', 1)
     path.write_text(text, newline="")
-    source = described_source(path, tmp_path / "x.toml")
-    text, _ = first_config(source, Wishes(unit="class"))
-    assert tomllib.loads(text)["data"]["label"] == "so\x01rt\n[evil]"
+    assert written(path, unit="class")[0]["data"]["label"] == "so\x01rt\n[evil]"
 
 
 def test_the_privacy_unit_can_be_chosen(tmp_path):
-    source = described_source(npz(tmp_path), tmp_path / "x.toml")
-    text, _ = first_config(source, Wishes(unit="class", epsilon=2.0))
-    config = tomllib.loads(text)
+    config, _, source = written(npz(tmp_path), unit="class", epsilon=2.0)
     assert config["step"]["privacy_unit"] == "class" and config["epsilon"] == 2.0
-    with pytest.raises(ValueError, match="--unit must be one of"):
-        first_config(source, Wishes(unit="patient"))
-    with pytest.raises(ValueError, match="--owner must be given"):
-        first_config(source, Wishes(unit="person"))
-    for ways in (0, 29):
-        with pytest.raises(ValueError, match="ways must be from 2 to"):
-            first_config(source, Wishes(ways=ways))
+    for wishes, message in (
+        ({"unit": "patient"}, "--unit must be one of"),
+        ({"unit": "person"}, "--owner must be given"),
+        ({"ways": 0}, "ways must be from 2 to"),
+        ({"ways": 29}, "ways must be from 2 to"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            first_config(source, Wishes(**wishes))
 
 
 def test_an_existing_file_is_not_overwritten(tmp_path, capsys):
@@ -188,13 +190,6 @@ def npz_of(**shapes):
         return folder / "t.npz"
 
     return make
-
-
-def many_columns(folder):
-    values, labels = features()
-    wide = np.tile(values, (1, 700)).astype(np.float32)
-    np.savez(folder / "wide.npz", features=wide, labels=labels)
-    return folder / "wide.npz"
 
 
 REFUSED = "nothing is written, as training would refuse the config.* "
@@ -222,7 +217,11 @@ REFUSED = "nothing is written, as training would refuse the config.* "
         (npz, ["--shots", "99"], "shots must be less than"),
         (npz, ["--population", "-1"], "population must be a whole number >= 1"),
         (pictures, ["--size", "0"], "size must be a whole number >= 1"),
-        (many_columns, [], f"{REFUSED}support at most 4096 features"),
+        (
+            lambda folder: npz(folder, repeats=700),
+            [],
+            f"{REFUSED}support at most 4096 features",
+        ),
         (npz, ["--population", "1000000"], f"{REFUSED}population must be at most"),
     ],
 )
@@ -246,12 +245,11 @@ def test_unusable_data_are_refused(make, options, message, tmp_path, capsys):
 def test_the_column_of_classes_is_found(head, row, label, tmp_path):
     rows = [row.format(k, k / 7, k % 30, k % 4) for k in range(120)]
     (tmp_path / "t.csv").write_text("\n".join([head, *rows]))
-    source = described_source(tmp_path / "t.csv", tmp_path / "x.toml")
+    config, _, source = written(tmp_path / "t.csv", epsilon=1000.0)
     assert (source.table["label"], source.table["features"]) == (label, ("a",))
     assert "guessed" in source.notes["label"] and "id" in source.notes["features"]
     assert source.parts["train"].level_names == ("class", "example")
-    text, _ = first_config(source, Wishes(epsilon=1000.0))
-    assert tomllib.loads(text)["step"]["sampling"]["levels"][0]["name"] == "class"
+    assert config["step"]["sampling"]["levels"][0]["name"] == "class"
 
 
 @pytest.mark.parametrize(
@@ -264,12 +262,9 @@ def test_the_column_of_classes_is_found(head, row, label, tmp_path):
     ],
 )
 def test_few_classes_hold_out_what_an_episode_needs(classes, parts, tmp_path):
-    values, labels = features(8, [f"kind {k}" for k in range(classes)])
-    np.savez(tmp_path / "few.npz", features=values, labels=labels)
-    source = described_source(tmp_path / "few.npz", tmp_path / "x.toml")
+    few = npz(tmp_path, 8, [f"kind {k}" for k in range(classes)])
+    config, text, source = written(few, relation="add_remove")
     assert list(source.parts) == parts
-    text, _ = first_config(source, Wishes(relation="add_remove"))
-    config = tomllib.loads(text)
     assert ("evaluation" in config) == (len(parts) > 1)
     ways = re.search(r"ways = (\d)|\"class\", size = (\d)", text)
     ways = int(ways[1] or ways[2])
@@ -317,9 +312,7 @@ def test_the_command_keeps_duplicates_and_needs_held_out_data(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "training examples are held out, too; they stay" in said
     assert "select = false" in out.read_text()
-    values, labels = features(9, NAMES[:3])
-    np.savez(tmp_path / "few.npz", features=values, labels=labels)
-    few = tmp_path / "few.npz"
+    few = npz(tmp_path, 9, NAMES[:3])
     assert init(few, tmp_path / "y.toml", f"--tune={tmp_path / 't.toml'}") == 2
     assert "--tune needs held-out data" in capsys.readouterr().err
 
@@ -391,12 +384,9 @@ def test_a_split_key_chosen_by_private_sizes_is_reported(tmp_path):
 )
 def test_no_class_means_without_a_public_list(is_listed, relation, between, tmp_path):
     """Under add_remove their number reveals an example that is alone in its class."""
-    values, labels = features(400, NAMES[:20])
-    arrays = {"features": np.tile(values, (1, 3)).astype(np.float32), "labels": labels}
-    if is_listed:
-        arrays["classes"] = np.unique(labels)
-    np.savez(tmp_path / "data.npz", **arrays)
-    source = described_source(tmp_path / "data.npz", tmp_path / "x.toml")
+    listed = {"classes": np.array(sorted(NAMES[:20]))} if is_listed else {}
+    data = npz(tmp_path, 400, NAMES[:20], 3, **listed)
+    source = described_source(data, tmp_path / "x.toml")
     text, said = first_config(source, Wishes(relation=relation))
     assert tomllib.loads(text)["start"].get("between") == between
     offer = "option: with --relation zero_out --population N "

@@ -195,6 +195,9 @@ def test_population(call, tmp_path, kind):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
+        (RATE.replace('"rate"', '"num_steps"'), "num_steps must be left out"),
+        (RATE.replace('level = "example"', ""), "level must be given"),
+        (RATE.replace("epsilon = 2.0", ""), "missing key 'epsilon'"),
         (REQUEST.replace("num_steps", "num_stps"), "did you mean 'num_steps'?"),
         (REQUEST.replace("version = 1", ""), "missing key 'version'"),
         (REQUEST.replace("version = 1", "version = 2"), "version must be 1, got 2"),
@@ -203,7 +206,6 @@ def test_population(call, tmp_path, kind):
         (REQUEST.replace("= 300", "= 1.5"), "must be a whole number"),
         (REQUEST.replace("300", "[1, 2, 3]").replace("1.5", "[1, 2]"), "broadcast"),
         (REQUEST.partition("[step]")[0] + "step = 3", "must be a table of keys"),
-        (CALIBRATE, "is for `calibrate`"),
         (SCHOOLS, "give exactly one of sizes and file"),
         (SCHOOLS + "sizes = [1, [2]]", "population.sizes"),
         (SCHOOLS + 'sizes = [3]\nlevels = ["a", "a"]', "must differ"),
@@ -218,24 +220,13 @@ def test_population(call, tmp_path, kind):
     ],
 )
 def test_errors_are_one_line(call, content, complaint):
-    code, out, err = call("epsilon", content)
+    command = "calibrate" if "calibrate" in content else "epsilon"
+    code, out, err = call(command, content)
     assert (code, out) == (2, "")
     assert err.startswith("jaxdp-episodic: error: ")
     assert "request.toml: " in err
     assert err.count("\n") == 1
     assert complaint in err
-
-
-def test_calibration_errors(call):
-    """A rate is sought of a level, and a number of steps of nothing."""
-    for old, new, complaint in [
-        ('"rate"', '"num_steps"', "num_steps must be left out"),
-        ('level = "example"', "", "level must be given"),
-        ("epsilon = 2.0", "", "missing key 'epsilon'"),
-        ('calibrate = "rate"', "", "missing key 'calibrate', which must be one of ("),
-    ]:
-        code, out, err = call("calibrate", RATE.replace(old, new))
-        assert (code, out, err.count("\n")) == (2, "", 1) and complaint in err
 
 
 @pytest.mark.parametrize(
@@ -263,6 +254,7 @@ def test_calibration_errors(call):
         ("plot .", "holds no sweep: it has no manifest.json"),
         ("plot . --fix num_steps", "--fix must be FIELD=VALUE"),
         ("log .", "has no run.sqlite: give the folder of a run"),
+        ("epsilon configs/omniglot_blocks.toml", "is for `calibrate`"),
         ("epsilon configs/demo.toml", "a training config, for `train`, `report`"),
         ("audit configs/omniglot.toml --out . --draws 0", "--draws must be at least"),
         ("--print-completion fish", "unknown shell 'fish' (see"),

@@ -51,16 +51,9 @@ def call(
     named = {"host": host, **(headers or {})}
     scope = {
         "type": "http",
-        "http_version": "1.1",
         "method": "GET" if body is None else "POST",
-        "scheme": "http",
         "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
         "headers": [(k.encode(), v.encode()) for k, v in named.items()],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 8000),
     }
     asyncio.run(server.application(START, "secret", new_worker)(scope, receive, send))
     found = {k.decode(): v.decode() for k, v in sent[0]["headers"]}

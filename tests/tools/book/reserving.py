@@ -64,7 +64,7 @@ def main(book, folder, num_runs, num_kills):
     alive = {w: start(book, folder, w, shares[w], one) for w in range(WORKERS)}
     killed = 0
     while alive:
-        time.sleep(chance.uniform(0.0, 0.12))
+        time.sleep(chance.uniform(0.0, 0.03))
         worker = chance.choice(list(alive))
         if killed < num_kills:
             os.kill(alive[worker], signal.SIGKILL)

@@ -181,9 +181,6 @@ assert "jax" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-# --- Mappings ---
-
-
 def test_mappings_are_not_counted_at_every_call(monkeypatch, tmp_path):
     cleared, clock = [], itertools.count(100.0, 0.5)
     limit = tmp_path / "limit"

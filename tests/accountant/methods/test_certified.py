@@ -7,8 +7,6 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from scipy.optimize import brentq
-from scipy.stats import binom, norm
 
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
@@ -20,7 +18,7 @@ from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
-from oracles import precise
+from oracles import little_noise, precise
 
 # The mechanism of one contribution, and its shift; a swapped one is twice its norm.
 KINDS = {
@@ -157,19 +155,9 @@ def test_extreme_settings_keep_renyis_bound(kind, rate, inner, noise, steps, log
 
 
 def test_with_little_noise_the_number_of_draws_decides():
-    """With k draws in total the loss is normal with mean near k (s²/2 + log p)."""
     rate, noise, steps, delta = 0.1, 1e-3, 10, 1e-5
-    shift = 1 / noise
-    drawn = np.arange(1, steps + 1)
-    mean = drawn * (0.5 * shift**2 + math.log(rate))
-    mean = mean + (steps - drawn) * math.log1p(-rate)
-
-    def excess(epsilon):
-        tail = norm.sf((epsilon - mean) / (shift * np.sqrt(drawn)))
-        return float(binom.pmf(drawn, steps, rate) @ tail) - delta
-
-    # Up to a nat or two because of the payoff 1 - e^(epsilon - loss).
-    truth = brentq(excess, 1.0, steps * shift**2)
+    hits = 1 / noise, math.log(rate), math.log1p(-rate)
+    truth = little_noise.epsilon_of_hits(delta, steps, rate, *hits)
     run = one_run("sampled", steps, rate=rate, noise=noise)
     lower, upper = pld_bounds(epsilon_at(math.log(delta)), run)
     assert lower <= truth * (1 + 1e-6)

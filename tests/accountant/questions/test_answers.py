@@ -378,9 +378,6 @@ def test_engines_by_name():
     np.testing.assert_allclose(values, values[:1] * 3, rtol=1e-12)
 
 
-# --- Epsilon just below the largest loss ---
-
-
 @pytest.mark.parametrize("epsilons", [(1.0, 2.0), (0.3, 0.3, 0.3), (2.0, 0.5, 0.5)])
 @pytest.mark.parametrize("gap", [0.0, 1e-9, 0.1])
 def test_pure_dp_up_to_its_largest_loss(epsilons, gap):

@@ -78,9 +78,6 @@ def test_price_of_a_renyi_curve_is_above_the_truth(mu):
     assert found.floor == 1e-7
 
 
-# --- The budget ---
-
-
 def test_mu_of_a_budget_is_the_largest():
     budget = GdpBudget(2.0, DELTA, 1e-6)
     assert 1e-6 + (1 - 1e-6) * gaussian_delta(budget.mu, 2.0) <= DELTA

@@ -93,8 +93,6 @@ def test_rounding_goes_up_and_stays_within_the_number(most):
     assert (excess == 0) == (most == 1000)
 
 
-# --- The premise: a larger rate never costs less ---
-
 RATES = np.array([1e-6, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.9, 0.999, 1.0])
 
 
@@ -102,6 +100,8 @@ RATES = np.array([1e-6, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.9, 0.999, 1.0])
 @pytest.mark.parametrize("clip_unit", ["a", "b", "step"])
 @pytest.mark.parametrize("kind", ["poisson", "without_replacement"])
 def test_epsilon_never_falls_as_a_rate_grows(kind, clip_unit, relation):
+    """The premise of keeping undominated paths only."""
+
     def scheme(name, rate):
         if kind == "poisson":
             return jde.Poisson(name, sampling_probability=rate)

@@ -311,9 +311,6 @@ def test_looks_at_the_same_bins_cost_at_most_the_claim(looks):
                 assert fresh < true - 5 * error
 
 
-# --- What is refused ---
-
-
 SIZED = dataclasses.replace(
     STEP,
     sampling=jde.WithoutReplacement("user", size=5),
@@ -355,9 +352,6 @@ def test_ledgers_that_differ_are_refused(tmp_path, capsys, first, second, words)
     assert str(error.value) in found.err
     if "delta" in second:  # given for both
         assert cli.run(["epsilon", *ledgers, "--delta", "1e-7"]) == 0
-
-
-# --- What was planned ---
 
 
 def test_a_run_that_ended_early_is_reported_with_its_plan(tmp_path, answer, capsys):

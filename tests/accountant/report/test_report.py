@@ -54,9 +54,6 @@ def one_level(scheme, **fields):
     )
 
 
-# --- Epsilon at every level ---
-
-
 @pytest.mark.parametrize(
     ("clip_unit", "relation"),
     [("school", "replace_one"), ("class", "add_remove"), ("step", "add_remove")],
@@ -195,9 +192,6 @@ def test_units_that_may_join_count_for_the_worst_path_only():
     assert "distinct paths" not in str(report)
 
 
-# --- Many paths ---
-
-
 @pytest.mark.parametrize("clip_unit", ["school", "pupil"])
 def test_rounded_rates_err_slightly_upwards(clip_unit, monkeypatch):
     rng = np.random.default_rng(3)
@@ -219,9 +213,6 @@ def test_rounded_rates_err_slightly_upwards(clip_unit, monkeypatch):
     assert 1 < ratio.max() <= (1 + share) ** 2
     assert rounded.distribution.unit_epsilons.max() <= rounded.epsilon
     assert "rounded up" in str(rounded) and "rounded up" not in str(exact)
-
-
-# --- Composed runs ---
 
 
 def test_a_composed_run_has_one_worst_path():
@@ -350,9 +341,6 @@ def test_text_and_dictionary():
     assert document["preconditions"] == list(report.preconditions)
 
 
-# --- Edges and errors ---
-
-
 def test_nothing_drawn_or_no_step_costs_nothing():
     assert rdp_report(school_step(), num_steps=0, delta=DELTA).epsilon == 0
     nobody = jde.Poisson("pupil", sampling_probability=0.0)
@@ -467,9 +455,6 @@ def test_a_person_with_one_example_is_told():
     joined = rdp_report(step, num_steps=1, delta=1e-5)
     assert joined.protected == "one person with all of their examples"
     assert "nobody owns more than one." in " ".join(joined.preconditions)
-
-
-# --- Only what the run in hand does ---
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])

@@ -214,9 +214,6 @@ def test_never_above_renyi_and_inverse_to_delta():
     np.testing.assert_allclose(back, 1e-6, rtol=1e-5)
 
 
-# --- Guesses that are far off, and sums that mean nothing ---
-
-
 def test_an_epsilon_of_0_by_its_own_bound_is_exact():
     """Where the bound is 0 there is no contour, and none is needed."""
     step, run = sampled(1.127e-6, 9.8455), {"num_steps": 11_520, "delta": 2.55e-5}
@@ -255,9 +252,6 @@ def test_a_sum_above_1_is_no_delta(monkeypatch):
     assert found == pytest.approx(1.0) and info.is_certified_bound
 
 
-# --- The trapezoidal rule's error, and the search at kinks ---
-
-
 @pytest.mark.parametrize("rare", [0.0, 1e-4])
 def test_the_error_estimate_has_no_coincidental_zeros(rare):
     """Bumps ``1 / cosh`` on both sides of 0, and rare ones a tenth as wide."""
@@ -278,9 +272,6 @@ def test_the_error_estimate_has_no_coincidental_zeros(rare):
     assert np.all(stated > error)
     # At most nine times the largest change by halving the nodes.
     assert np.all(stated < 9 * halved.max())
-
-
-# --- The first bound of epsilon, before any contour ---
 
 
 def sampled_loss(rate, noise, outer=1.0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import mpmath
@@ -213,28 +214,16 @@ def test_profile_errors_are_within_their_bounds(p, s):
     one = SampledGaussianLoss(*map(np.float64, (1.0, p, s)))
     ((forward, backward),) = lattice.evaluate_tails([one], [points])
     move = lattice.displacement(one)
-    for i, u in enumerate(points):
-        for place, tails in enumerate((forward, backward)):
-            # the distribution is the true one with losses shifted by at most ``move``
-            near, far = (sampled_tails(v, p, s)[place] for v in (u - move, u + move))
-            with mpmath.workdps(50):
-                low, high = (
-                    mpmath.exp(u) * q - d
-                    for (_, q), d in (
-                        (far, tails.scaled_error[i]),
-                        (near, -tails.scaled_error[i]),
-                    )
-                )
-                assert low <= float(tails.scaled[i]) <= high
-                low, high = (
-                    above - mpmath.exp(u) * q - d
-                    for (above, q), d in (
-                        (far, tails.profile_error[i]),
-                        (near, -tails.profile_error[i]),
-                    )
-                )
-                slack = 2 * move * mpmath.exp(u) * near[1]
-                assert low - slack <= float(tails.profile[i]) <= high + slack
+    for (i, u), place in itertools.product(enumerate(points), (0, 1)):
+        tails = (forward, backward)[place]
+        # the distribution is the true one with losses shifted by at most ``move``
+        near, far = (sampled_tails(v, p, s)[place] for v in (u - move, u + move))
+        with mpmath.workdps(50):
+            g, error = mpmath.exp(u), float(tails.scaled_error[i])
+            assert g * far[1] - error <= float(tails.scaled[i]) <= g * near[1] + error
+            error = float(tails.profile_error[i]) + 2 * move * g * near[1]
+            low, high = far[0] - g * far[1] - error, near[0] - g * near[1] + error
+            assert low <= float(tails.profile[i]) <= high
 
 
 def test_settings_that_lose_nothing_or_everything():

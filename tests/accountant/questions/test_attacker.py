@@ -11,7 +11,7 @@ from scipy import optimize, stats
 import jaxdp_episodic as jde
 from designs import sampled
 from jaxdp_episodic.accountant.questions import attacker
-from jaxdp_episodic.accountant.questions.attacker import curve_points, lower_hull
+from jaxdp_episodic.accountant.questions.attacker import curve_points
 from jaxdp_episodic.bounds import Gaussian
 from rows import fast_and_slow
 
@@ -136,14 +136,6 @@ def test_composed_runs():
     found = attacker.true_positive_rate(run, **rate)
     alone = attacker.true_positive_rate(step, num_steps=50, **rate)
     np.testing.assert_allclose(found, alone, rtol=1e-12)
-
-
-def test_the_hull_drops_points_above_it():
-    x, y = lower_hull(
-        np.array([0.0, 1.0, 1.0, 2.0, 3.0]), np.array([4.0, 3.5, 3.0, 1.0, 0.5])
-    )
-    np.testing.assert_array_equal(x, [0.0, 2.0, 3.0])
-    np.testing.assert_array_equal(y, [4.0, 1.0, 0.5])
 
 
 STEP = sampled([0.1, 0.2], 1.0)

@@ -8,8 +8,7 @@ from scipy.stats import norm
 
 import jaxdp_episodic as jde
 from designs import LEVELS, difference, grouped, poisson, poisson_step
-from jaxdp_episodic.accountant.questions.gradients import _fields, scale_of
-from jaxdp_episodic.accountant.questions.gradients import difference as slope_of
+from jaxdp_episodic.accountant.questions.gradients import _fields
 from oracles import allocation
 
 DELTA = 1e-6
@@ -173,17 +172,6 @@ def test_near_an_end_derivatives_are_right_or_nan(method):
         np.testing.assert_allclose(known, slope[0], rtol=3e-3)
         assert np.isnan(slope[-1])
     assert not np.isnan(by_rate["a.sampling_probability"][:4]).any()
-
-
-def test_an_infinite_value_has_no_derivative():
-    """An unknown epsilon has no derivative; that of a constant is 0."""
-    beyond = np.array([np.inf, -np.inf, np.nan, 3.0, 7.0])
-
-    def curve(moved):
-        return np.where(moved > 0, beyond, [0.0, 0.0, 0.0, 3.0, 7.0])
-
-    found = slope_of(curve, scale_of("noise_multiplier", np.ones(5)))
-    np.testing.assert_array_equal(found, [np.nan] * 3 + [0.0] * 2)
 
 
 @pytest.mark.parametrize(

@@ -309,14 +309,6 @@ def test_epochs_share_the_noise_out_among_a_persons_units() -> None:
     assert jde.delta(both, num_steps=1, epsilon=1.0) == pytest.approx(gaussian)
 
 
-def test_a_report_names_the_person_and_the_bounds() -> None:
-    report = jde.privacy_report(
-        person(units(0.8, 0.2), ZERO, 3.0), num_steps=1, delta=1e-5
-    )
-    assert list(report.epsilon_by_level) == ["person", "class", "example"]
-    assert "at most 5 classes" in " ".join(report.preconditions)
-
-
 def test_more_units_than_can_be_summed_are_refused() -> None:
     step = person(TEN | {"people": Bounds(examples=10**6)}, ZERO, 2.0)
     with pytest.raises(NotImplementedError, match="more than 20,000 clip units"):

@@ -230,21 +230,3 @@ def test_the_margin_makes_a_valid_odometer():
     assert found.upper <= one + 1e-3
     less = odometer_delta(problem, (naive + more - 0.005).tolist())
     assert less.lower > one
-
-
-@pytest.mark.parametrize("most", [1, 7, 1000])
-def test_states_evaluated_together_do_not_depend_on_each_other(most):
-    order = jde.RuleBook.in_order(["a", "b"])
-    graphs = [
-        budget_graph((25, 14, 8, 5), 200),
-        rule_graph(order, ("a", "b"), (3, 2), 30),
-    ]
-    for graph in graphs:
-        groups = list(graph.groups(most))
-        assert [s for group in groups for s in group] == list(range(len(graph.moves)))
-        for group in groups:
-            moves = [move for state in group for move in graph.moves[state]]
-            assert all(to < group.start for _, to in moves)
-            assert len(group) == 1 or max(len(moves), len(group)) <= most
-    # The smallest price is the number of states evaluated together.
-    assert most < 1000 or len(list(graphs[0].groups(most))) <= 200 / 5 + 2

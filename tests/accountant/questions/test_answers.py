@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from designs import sampled
+from designs import poisson, sampled
+from designs import step as multistage
 from oracles import moments
 
 # These tests are about the Rényi bounds.
@@ -117,19 +118,15 @@ def test_rdp_at_rate_one_is_the_gaussian_mechanisms(step, sensitivity):
         np.testing.assert_allclose(jde.rdp(step, ORDERS), expected, rtol=1e-10)
 
 
-def users_in_groups(group, user, clip):
-    coins = {"group": group, "user": user}
-    levels = (jde.Poisson(n, sampling_probability=p) for n, p in coins.items())
-    return jde.GaussianStep(
-        jde.MultistageSampling(*levels), noise_multiplier=1.0, clip_unit=clip
-    )
-
-
 SILENT = {
     "rate 0 without noise": sampled(0.0, 0.0),
     "infinite noise": sampled(0.3, np.inf),
-    "rate 0 above the clip level": users_in_groups(0.0, 0.5, "user"),
-    "rate 0 below the clip level": users_in_groups(0.5, 0.0, "group"),
+    "rate 0 above the clip level": multistage(
+        1.0, poisson("group", 0.0), poisson("user", 0.5), clip="user"
+    ),
+    "rate 0 below the clip level": multistage(
+        1.0, poisson("group", 0.5), poisson("user", 0.0), clip="group"
+    ),
 }
 
 
@@ -249,32 +246,27 @@ def test_orders_at_the_ends_of_the_grid_are_warned_of():
     ask(num_steps=100, orders=range(2, 70))
 
 
-def two_level_step(noise):
-    return jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.Poisson("group", sampling_probability=0.05),
-            jde.WithoutReplacement("user", size=1, population=4),
-        ),
-        noise_multiplier=noise,
-        clip_unit="group",
-    )
+NESTED = multistage(
+    2.0,
+    poisson("group", 0.05),
+    jde.WithoutReplacement("user", size=1, population=4),
+    clip="group",
+)
 
 
 class TestComposition:
     def test_rdp_adds_up(self):
-        first, second = sampled(0.1, 1.0), two_level_step(2.0)
+        first, second = STEP, NESTED
         run = jde.compose((first, 3), (second, 11))
         for direction in ("forward", "both"):
-            parts = [
-                jde.rdp(step, ORDERS, direction=direction) for step in (first, second)
-            ]
-            expected = 3 * parts[0] + 11 * parts[1]
-            actual = jde.rdp(run, ORDERS, direction=direction)
-            np.testing.assert_allclose(actual, expected, rtol=1e-11)
+            one, other, actual = (
+                jde.rdp(step, ORDERS, direction=direction)
+                for step in (first, second, run)
+            )
+            np.testing.assert_allclose(actual, 3 * one + 11 * other, rtol=1e-11)
 
     def test_neither_order_nor_idle_steps_of_other_kinds_matter(self):
-        second, silent = two_level_step(2.0), sampled(0.0, 0.0)
-        bare = sampled(1.0, 0.0)
+        second, silent, bare = NESTED, sampled(0.0, 0.0), sampled(1.0, 0.0)
         orderings = [
             ((STEP, 50), (second, 200)),
             ((second, 200), (STEP, 50)),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from designs import sampled
 from jaxdp_episodic.accountant.questions.calibration import Targets
 
 # These tests are about the Rényi bounds.
@@ -49,6 +50,7 @@ DESIGNS: dict[str, dict[str, Any]] = {
     "antipodal": {"sampling": nested(), "clip_unit": "school"},
     "grouped": {"sampling": GROUPED},
     "episodes": {"sampling": jde.IndependentEpisodes(nested(), num_episodes=4)},
+    "epochs": {"sampling": jde.RandomAllocation("user", steps_per_epoch=4)},
 }
 
 
@@ -140,13 +142,12 @@ class TestNoise:
         noise = 10 ** rng.uniform(-0.3, 1, 40)[:12]
         steps = np.rint(10 ** rng.uniform(0, 5, 40))[:12]
         delta = 10 ** rng.uniform(-12, -2)
-        step = jde.GaussianStep(poisson(rate), noise_multiplier=noise)
+        step = sampled(rate, noise)
         run: dict[str, Any] = {"num_steps": steps, "delta": delta, "engine": "numpy"}
         target = rdp_epsilon(step, **run)
         for tolerance in (1e-7, 1e-3):
-            found = rdp_noise_multiplier(
-                step, epsilon=target, tolerance=tolerance, **run
-            )
+            asked = run | {"epsilon": target, "tolerance": tolerance}
+            found = rdp_noise_multiplier(step, **asked)
             assert np.all(found >= noise * (1 - 1e-9))
             assert np.all(found <= noise * (1 + 1.01 * tolerance))
             assert np.all(rdp_epsilon(noise_at(found, step), **run) <= target)
@@ -175,20 +176,15 @@ class TestRate:
         assert np.any((rate > 0) & (rate < 1))
 
     def test_targets_always_met_and_unreachable(self):
-        def largest(noise, sampling):
-            step = jde.GaussianStep(sampling, noise_multiplier=noise)
-            return rdp_rate(step, level="user", epsilon=1.0, delta=DELTA, num_steps=100)
-
+        targets = {"epsilon": 1.0, "delta": DELTA}
         sized = jde.WithoutReplacement("user", size=3, population=10)
         for sampling, most in ((poisson(), 1.0), (sized, 10)):
-            assert (largest(1e4, sampling), largest(0.0, sampling)) == (most, 0)
-
-        def steps(rate, noise):
-            step = jde.GaussianStep(poisson(rate), noise_multiplier=noise)
-            return rdp_num_steps(step, epsilon=1.0, delta=DELTA)
-
-        assert steps(0.5, 0.0) == 0
-        assert steps(0.0, 1.0) == steps(0.5, np.inf) == 2**53
+            for noise, largest in ((1e4, most), (0.0, 0)):
+                step = jde.GaussianStep(sampling, noise_multiplier=noise)
+                found = rdp_rate(step, level="user", **targets, num_steps=100)
+                assert found == largest
+        steps = rdp_num_steps(sampled([0.5, 0.0, 0.5], [0.0, 1.0, np.inf]), **targets)
+        assert steps.tolist() == [0, 2**53, 2**53]
 
     @pytest.mark.parametrize("epsilon", [0.01, 3.0, 1e3])
     def test_size_is_the_largest(self, epsilon):
@@ -225,7 +221,7 @@ class TestRate:
 
 def asking(question: Any, **known: Any) -> Any:
     """The question with these and other targets, some of them changed."""
-    step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
+    step = sampled(0.01, 1.0)
     known = {"step": step, "epsilon": 1.0, "delta": 1e-5, **known}
     return lambda **changed: question(**{**known, **changed})
 
@@ -234,7 +230,7 @@ noise_of = asking(rdp_noise_multiplier, num_steps=10)
 steps_of = asking(rdp_num_steps)
 rate_of = asking(rdp_rate, num_steps=10, level="user")
 EVERY, OF_STEPS = (noise_of, steps_of, rate_of), (noise_of, rate_of)
-COMPOSED = jde.compose((jde.GaussianStep(poisson(), noise_multiplier=1.0), 3))
+COMPOSED = jde.compose((sampled(0.01, 1.0), 3))
 
 
 @pytest.mark.parametrize(
@@ -272,25 +268,21 @@ def test_the_shortest_epoch(kind: Any):
 
     epsilon = np.array([[0.9], [6.0]])
     found = rdp_rate(at(1), level="user", epsilon=epsilon, delta=DELTA, num_steps=60)
-    assert found.dtype == np.int64
-    assert found.shape == (2, 3)
+    assert found.dtype == np.int64 and found.shape == (2, 3)
     if kind is jde.ShuffledEpochs:
         # At least one epoch is charged, which may exceed the target.
         assert np.all(found[:, 0] == 0)
-    reached = found > 0
     asked = {"delta": DELTA, "num_steps": 60}
-    within = rdp_epsilon(at(np.maximum(found, 1)), **asked)
-    assert np.all(within[reached] <= np.broadcast_to(epsilon, (2, 3))[reached])
-    shorter = rdp_epsilon(at(np.maximum(found - 1, 1)), **asked)
-    above = shorter > np.broadcast_to(epsilon, (2, 3))
-    assert np.all(above[reached & (found > 1)])
+    within = rdp_epsilon(at(np.maximum(found, 1)), **asked) <= epsilon
+    shorter = rdp_epsilon(at(np.maximum(found - 1, 1)), **asked) <= epsilon
+    assert np.all(within[found > 0]) and not np.any(shorter[found > 1])
     assert found[1, 2] == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [1e-5, np.nan])
 def test_noise_found_too_small_is_raised_until_it_suffices(monkeypatch, first):
-    step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
+    step = sampled(0.01, 1.0)
     plain, seen = Targets.excess, []
 
     def excess(self, active, *, step=None, **changed):
@@ -309,23 +301,7 @@ def test_noise_found_too_small_is_raised_until_it_suffices(monkeypatch, first):
     assert found <= rdp_noise_multiplier(step, **ask) * (1 + 1e-4)
 
 
-def test_noise_and_number_of_steps_by_epochs():
-    bins = jde.RandomAllocation("user", steps_per_epoch=np.array([4, 25]))
-    run = {"delta": DELTA, "num_steps": 50}
-    _, step = calibrated_step({"sampling": bins}, epsilon=2.0, **run)
-    spent = rdp_epsilon(step, **run)
-    np.testing.assert_allclose(spent, 2.0, rtol=1e-5)
-    assert np.all(spent <= 2.0)
-    steps = rdp_num_steps(step, epsilon=4.0, delta=DELTA)
-    assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=steps) <= 4)
-    assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=steps + 1) > 4)
-
-
 # --- Very large targets are quick, and still met ---
-
-
-def coins(rate):
-    return jde.GaussianStep(poisson(rate, "e"), noise_multiplier=1.0)
 
 
 @pytest.mark.few(1)
@@ -344,7 +320,7 @@ def test_noise_is_found_quickly(monkeypatch, rate, num_steps, most_draws, method
         return plain(self, active, **changed)
 
     monkeypatch.setattr(Targets, "excess", excess)
-    step, run = coins(rate), {"num_steps": num_steps, "delta": 1e-5}
+    step, run = sampled(rate, 1.0), {"num_steps": num_steps, "delta": 1e-5}
     jde.calibrate_noise_multiplier(step, epsilon=2.0, **run)
     usual_calls = len(asked)
     for target in (1e3, 1e6, 1e14):
@@ -364,7 +340,7 @@ def test_noise_is_found_quickly(monkeypatch, rate, num_steps, most_draws, method
 
 def test_medium_targets_are_met_to_the_usual_tolerance():
     """Where the contour gives epsilon, also at targets above 50."""
-    step, run = coins(0.5), {"num_steps": 1000, "delta": 1e-5}
+    step, run = sampled(0.5, 1.0), {"num_steps": 1000, "delta": 1e-5}
     for target in (60.0, 1e3, 1e4):
         noise = jde.calibrate_noise_multiplier(step, epsilon=target, **run)
         assert jde.epsilon(noise_at(noise, step), **run) <= target
@@ -374,18 +350,18 @@ def test_medium_targets_are_met_to_the_usual_tolerance():
 @NEXT_TO_NONE
 @pytest.mark.parametrize("method", ["exact", "pld", "rdp"])
 def test_a_delta_of_one_covers_everything(method):
-    step = coins(0.01)
+    step = sampled(0.01, 1.0)
     run: dict = {"epsilon": 1.0, "delta": 1.0, "method": method}
     assert jde.epsilon(step, delta=1.0, num_steps=9, method=method) == 0
     assert jde.calibrate_noise_multiplier(step, **run, num_steps=9) == 1e-9
     assert jde.calibrate_num_steps(step, **run) == 2**53
-    assert jde.calibrate_rate(step, level="e", **run, num_steps=9) == 1.0
+    assert jde.calibrate_rate(step, level="user", **run, num_steps=9) == 1.0
 
 
 @NEXT_TO_NONE
 def test_settings_without_noise_do_not_affect_others():
     """No steps, or delta covers everything: no order is the best one."""
-    step = jde.GaussianStep(poisson(np.array([0.01, 0.01, 0.0])), noise_multiplier=1.0)
+    step = sampled([0.01, 0.01, 0.0], 1.0)
     asked = {"epsilon": 1.0, "num_steps": np.array([1_000, 0, 1])}
     found = rdp_noise_multiplier(step, delta=np.array([1e-5, 1.0, 1.0]), **asked)
     alone = noise_of(num_steps=1_000)
@@ -393,14 +369,14 @@ def test_settings_without_noise_do_not_affect_others():
 
 
 def test_noise_next_to_none_is_warned_of():
-    rare = coins(1e-9)
+    rare = sampled(1e-9, 1.0)
     with pytest.warns(UserWarning, match="protects nobody: epsilon=1 and delta=1e-05"):
         jde.calibrate_noise_multiplier(rare, epsilon=1.0, delta=1e-5, num_steps=100)
     with pytest.warns(UserWarning, match="noise_multiplier=0.000"):
         jde.calibrate_noise_multiplier(
-            coins(0.01), epsilon=[1.0, 1e8], delta=1e-5, num_steps=10
+            sampled(0.01, 1.0), epsilon=[1.0, 1e8], delta=1e-5, num_steps=10
         )
     # Only steps without sampling have so little noise.
     jde.calibrate_noise_multiplier(
-        coins([0.01, 0.0]), epsilon=1e5, delta=1e-5, num_steps=10
+        sampled([0.01, 0.0], 1.0), epsilon=1e5, delta=1e-5, num_steps=10
     )

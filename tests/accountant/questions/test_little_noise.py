@@ -28,10 +28,6 @@ POPULATION = 1_000_000
 ADD, REPLACE, ZERO = "add_remove", "replace_one", "zero_out"
 
 
-def size_of(rate):
-    return max(round(rate * POPULATION), 1)
-
-
 def shuffled(noise, *rates):
     return jde.GaussianStep(
         jde.ShuffledEpochs("unit", steps_per_epoch=1), noise_multiplier=noise
@@ -81,7 +77,7 @@ def random_setting(rng, name, low, high):
 
     def rate(least):
         value = rng.choice([1.0, 10 ** rng.uniform(least, 0), rng.uniform(0.3, 1)])
-        return size_of(value) / POPULATION
+        return max(round(value * POPULATION), 1) / POPULATION
 
     make, square, chance = DESIGNS[name]
     noise, p, r = 10 ** rng.uniform(low, high), rate(-4), rate(-2)

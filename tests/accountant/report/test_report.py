@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from designs import grouped
 from jaxdp_episodic.accountant.report import caveats
 from jaxdp_episodic.accountant.report import report as report_module
 from jaxdp_episodic.accountant.report.report import privacy_report
@@ -94,13 +95,8 @@ def test_a_level_without_a_theorem_has_a_reason():
 
 
 def test_reports_of_episodes():
-    design = jde.GroupedClasses(
-        num_classes=100,
-        ways=5,
-        episodes=jde.Poisson("episode", sampling_probability=0.1),
-        examples=jde.WithoutReplacement("example", size=4, population=20),
-    )
-    step = jde.GaussianStep(design, noise_multiplier=1.0)
+    examples = jde.WithoutReplacement("example", size=4, population=20)
+    step = grouped(1.0, 0.1, examples)
     report = rdp_report(step, num_steps=10, delta=DELTA)
     # Episodes are no privacy unit.
     assert list(report.epsilon_by_level) == ["class", "example"]

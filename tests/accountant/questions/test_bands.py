@@ -147,23 +147,18 @@ def test_an_epoch_is_that_of_every_group():
         assert budget.spent(taken) == pytest.approx(expected, rel=1e-9)
 
 
-def test_runs_are_counted_separately():
+def test_runs_are_counted_separately_and_copies_are_refused(tmp_path):
     step = on("user", 2, poisson(), 1.3)
     twice = jde.compose((step, 3), (step, 3))
+    budget = PrivacyBudget(step, 8.0, DELTA, 50, 50)
+    one, two = (charged_run(tmp_path / name, budget, 3) for name in ("one", "two"))
+    charged, _ = read_ledgers([one, two]).run_charged()
     four = jde.epsilon(step.in_group, num_steps=4, delta=DELTA)
-    assert jde.epsilon(twice, delta=DELTA) == pytest.approx(four, rel=1e-9)
+    for run in (twice, charged):
+        assert jde.epsilon(run, delta=DELTA) == pytest.approx(four, rel=1e-9)
     assert jde.compose((jde.compose((step, 4)), 3)).counts == (12,)
     with pytest.raises(NotImplementedError, match="part of a round of its groups"):
         jde.compose((jde.compose((step, 3)), 2))
-
-
-def test_ledgers_of_several_runs_add_up_and_copies_are_refused(tmp_path):
-    step = on("user", 2, poisson(), 1.3)
-    budget = PrivacyBudget(step, 8.0, DELTA, 50, 50)
-    one, two = (charged_run(tmp_path / name, budget, 3) for name in ("one", "two"))
-    run, _ = read_ledgers([one, two]).run_charged()
-    four = jde.epsilon(step.in_group, num_steps=4, delta=DELTA)
-    assert jde.epsilon(run, delta=DELTA) == pytest.approx(four, rel=1e-9)
     copy = tmp_path / "copy"
     copy.write_bytes(one.read_bytes())
     charged_run(copy, None, 2)

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 import jaxdp_episodic as jde
+from designs import sampled
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question, Run
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
@@ -232,22 +233,18 @@ def test_a_small_class_does_not_hide_how_many_are_drawn_of_a_large_one() -> None
     assert cost(2, 10) > cost(10, 10)
 
 
-def nested(top: Any, size: int = 8) -> jde.MultistageSampling:
-    return jde.MultistageSampling(
-        top, P("example", sampling_probability=0.2, population=size)
-    )
+def users(rate: Any, chance: Any = 0.2, size: int = 8, **fields: Any):
+    """Poisson-sampled users, whose examples are clipped one by one."""
+    coins = P("example", sampling_probability=chance, population=size)
+    sampling = jde.MultistageSampling(P("user", sampling_probability=rate), coins)
+    fields = {"noise_multiplier": 2.0, "clip_unit": "example", **fields}
+    return jde.GaussianStep(sampling, privacy_unit="user", **fields)
 
 
 @pytest.mark.parametrize("relation", [ZERO, "add_remove"])
 def test_users_whose_examples_are_clipped_one_by_one(relation: str) -> None:
     """The mixture over the number drawn, including the draw of the user."""
-    step = jde.GaussianStep(
-        nested(P("user", sampling_probability=0.05)),
-        noise_multiplier=2.0,
-        clip_unit="example",
-        privacy_unit="user",
-        neighboring_relation=relation,
-    )
+    step = users(0.05, neighboring_relation=relation)
     run = {"num_steps": 500, "delta": 1e-5}
     assert jde.epsilon(step, **run) == pytest.approx(9.7166189, rel=1e-7)
     weights = 0.05 * stats.binom.pmf(np.arange(9), 8, 0.2)
@@ -255,44 +252,25 @@ def test_users_whose_examples_are_clipped_one_by_one(relation: str) -> None:
     (expected,) = hockey_stick(dict(enumerate(weights)), {0: 1.0}, 0.5, [math.e])
     assert jde.privacy_profile(step, 1.0) == pytest.approx(expected, rel=1e-8)
     # One example per user: the product of the two rates.
-    one = dataclasses.replace(step, sampling=nested(step.design.schemes[0], 1))
-    flat = jde.GaussianStep(P("user", sampling_probability=0.01), noise_multiplier=2.0)
-    assert jde.epsilon(one, **run) == pytest.approx(jde.epsilon(flat, **run))
+    one = users(0.05, size=1, neighboring_relation=relation)
+    alone = jde.epsilon(sampled(0.01, 2.0), **run)
+    assert jde.epsilon(one, **run) == pytest.approx(alone)
 
 
 def test_ends_of_users_whose_examples_are_clipped() -> None:
     """No noise, infinite noise; rates 0 and 1, above and below."""
-    top = P("user", sampling_probability=[[0.0], [0.05], [1.0]])
-    coins = P("example", sampling_probability=[0.0, 1.0], population=8)
-    step = jde.GaussianStep(
-        jde.MultistageSampling(top, coins),
-        noise_multiplier=2.0,
-        clip_unit="example",
-        privacy_unit="user",
-    )
-    run = {"num_steps": 3, "delta": 1e-5}
-    every = jde.GaussianStep(top, noise_multiplier=2.0 / 8)
-    expected = np.broadcast_to(jde.epsilon(every, **run), (3, 2)) * [0, 1]
-    np.testing.assert_allclose(jde.epsilon(step, **run), expected, rtol=1e-9)
+    rates, run = [[0.0], [0.05], [1.0]], {"num_steps": 3, "delta": 1e-5}
+    every = jde.epsilon(sampled(rates, 2.0 / 8), **run)
+    found = jde.epsilon(users(rates, [0.0, 1.0]), **run)
+    np.testing.assert_allclose(found, every * [0, 1], rtol=1e-9)
     for noise, value in ((np.inf, 0.0), (0.0, np.inf)):
-        bare = dataclasses.replace(
-            step,
-            noise_multiplier=noise,
-            sampling=nested(P("user", sampling_probability=0.5)),
-        )
-        assert jde.epsilon(bare, **run) == value
+        assert jde.epsilon(users(0.5, noise_multiplier=noise), **run) == value
 
 
 def test_epochs_share_the_noise_out_among_a_persons_units() -> None:
     """Two units in an epoch of two steps: bounds above the exact pair."""
-    step = person(
-        {
-            "sampling": jde.RandomAllocation("example", steps_per_epoch=2),
-            "people": Bounds(examples=2),
-        },
-        ZERO,
-        2.0,
-    )
+    bins = jde.RandomAllocation("example", steps_per_epoch=2)
+    step = person({"sampling": bins, "people": Bounds(examples=2)}, ZERO, 2.0)
     found = jde.delta(step, num_steps=2, epsilon=[0.5, 1.0])
     bound = [0.1382328123356562, 0.049913346635927745]
     # Certified ends of delta are up to 1e-3 apart.

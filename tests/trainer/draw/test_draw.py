@@ -20,7 +20,6 @@ from oracles.draws import Tally, false_alarm, outcome_tally
 
 SIZES = [3, 0, 12, 8, 1]
 TREE = Population.from_sizes(SIZES, level_names=("school", "pupil"))
-PUPIL_OF = np.repeat(np.arange(5), SIZES)
 PUPILS = WithoutReplacement("pupil", size=8)
 CLASSES = Population.from_sizes([20, 3, 0, 4, 7, 20, 20], level_names=("class",))
 
@@ -61,6 +60,9 @@ def assert_well_formed(sampler, draw):
         assert np.all(draw.mask[..., :-1] >= draw.mask[..., 1:])
     for row, mask in zip(draw.examples, draw.mask, strict=True):
         assert len(set(row[mask].tolist())) == mask.sum()
+    if not sampler.slot_shape:
+        np.testing.assert_array_equal(draw.examples, draw.units)
+        assert draw.mask.all() and len(set(draw.units.tolist())) == number
 
 
 # --- Trees ---
@@ -81,6 +83,10 @@ THREE_SCHOOLS = MultistageSampling(WithoutReplacement("school", size=3), PUPILS)
         (schools(), TREE, "school", (8,), 2.5, 5),
         (schools(), TREE, "pupil", (), 0.5 * (3 + 0 + 8 + 8 + 1), 20),
         (schools(), TREE, "step", (5, 8), 1.0, 1),
+        (schools(0.0), TREE, "school", (8,), 0, 0),
+        (schools(0.0), TREE, "pupil", (), 0, 0),
+        (schools(0.0), TREE, "step", (5, 8), 1.0, 1),
+        (schools(1.0), TREE, "school", (8,), 5, 5),
         (THREE_SCHOOLS, TREE, "school", (8,), 3, 3),
         # On average three fifths of the pupils, at most those of the largest schools.
         (THREE_SCHOOLS, TREE, "pupil", (), 0.6 * 20, 8 + 8 + 3),
@@ -100,29 +106,6 @@ def test_shapes_of_a_tree(
     assert isinstance(sampler.max_units, int)
     for draw in draws(sampler, 20):
         assert_well_formed(sampler, draw)
-
-
-def test_clipped_examples_are_the_units():
-    sampler = EpisodeSampler(schools(), TREE, clip_unit="pupil")
-    for draw in draws(sampler):
-        np.testing.assert_array_equal(draw.examples, draw.units)
-        assert draw.mask.all()
-        assert len(set(draw.units.tolist())) == len(draw.units)
-        # A drawn school gives all pupils up to eight, other schools none.
-        per_school = np.bincount(PUPIL_OF[draw.units], minlength=5)
-        assert np.all((per_school == 0) | (per_school == np.minimum(SIZES, 8)))
-
-
-@pytest.mark.parametrize(
-    ("rate", "clip_unit", "rows"),
-    [(0.0, "school", 0), (0.0, "pupil", 0), (0.0, "step", 1), (1.0, "school", 5)],
-)
-def test_rates_zero_and_one(rate, clip_unit, rows):
-    sampler = EpisodeSampler(schools(rate), TREE, clip_unit=clip_unit)
-    draw = sampler.draw(step_generator(0, 0))
-    assert_well_formed(sampler, draw)
-    assert len(draw.units) == rows == sampler.expected_units == sampler.max_units
-    assert draw.mask.any() == (rate > 0)
 
 
 def test_trees_of_empty_units():
@@ -158,9 +141,13 @@ GROUPED = {
     "episodes-poisson": grouped(),
     "episodes-subset": grouped(episodes=WithoutReplacement("episode", size=1)),
     "episodes-all": grouped(episodes=WithoutReplacement("episode", size=9)),
+    "episodes-never": grouped(episodes=Poisson("episode", sampling_probability=0.0)),
+    "episodes-always": grouped(episodes=Poisson("episode", sampling_probability=1.0)),
     "classes-poisson": classes(Poisson("class", sampling_probability=0.6)),
     "classes-subset": classes(WithoutReplacement("class", size=4)),
     "classes-all": classes(WithoutReplacement("class", size=9)),
+    "classes-never": classes(Poisson("class", sampling_probability=0.0)),
+    "classes-always": classes(Poisson("class", sampling_probability=1.0)),
 }
 
 
@@ -172,31 +159,21 @@ GROUPED = {
         ("episodes-all", 2.0, 2, {2}),
         ("classes-subset", 1.0, 1, {1}),
         ("classes-all", 2.0, 2, {2}),
+        *((f"{drawn}-never", 0.0, 0, {0}) for drawn in ("episodes", "classes")),
+        *((f"{drawn}-always", 2.0, 2, {2}) for drawn in ("episodes", "classes")),
         ("classes-poisson", None, 2, {0, 1, 2}),
     ],
 )
 def test_number_of_grouped_episodes(name, expected, largest, numbers):
     sampler = EpisodeSampler(GROUPED[name], CLASSES, clip_unit="episode")
     assert sampler.max_units == largest
-    assert {len(draw.units) for draw in draws(sampler, 100)} == numbers
+    drawn = draws(sampler, 100)
+    assert {len(draw.units) for draw in drawn} == numbers
+    assert_well_formed(sampler, drawn[0])
     if expected is None:  # classes 3 to 5 make one episode, 6 and 7 two
         chance = [0.2903040, 0.2612736, 0.1306368, 0.0279936]  # 4 to 7 of 7 at 0.6
         expected = 0.1935360 + chance[0] + chance[1] + 2 * (chance[2] + chance[3])
     assert sampler.expected_units == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("rate", "number"), [(0.0, 0), (1.0, 2)], ids=["never", "always"]
-)
-def test_grouped_rates_zero_and_one(rate, number):
-    for design in (
-        grouped(episodes=Poisson("episode", sampling_probability=rate)),
-        classes(Poisson("class", sampling_probability=rate)),
-    ):
-        sampler = EpisodeSampler(design, CLASSES, clip_unit="episode")
-        draw = sampler.draw(step_generator(0, 0))
-        assert_well_formed(sampler, draw)
-        assert len(draw.units) == sampler.expected_units == sampler.max_units == number
 
 
 def test_mean_number_of_groups_of_many_classes():
@@ -211,9 +188,6 @@ def test_mean_number_of_groups_of_many_classes():
     # The remainder is uniform on 0 to 4 up to far less than 1e-9.
     assert sampler.expected_units == pytest.approx((1_000 - 2) / 5, rel=1e-9)
     assert sampler.max_units == 20_000
-
-
-# --- Independent episodes ---
 
 
 # --- Reproducibility ---

@@ -129,25 +129,6 @@ def rejected(outcomes, all_outcomes):
     return false_alarm(outcome_tally(outcomes, dist))
 
 
-def pairs_of_epochs(second_epoch):
-    """Steps of two units in an epoch and in the next, 700 times."""
-    sampler = units(bins(3), 2)
-    return [
-        (
-            *places(sampler, 2, entropy).ravel().tolist(),
-            *places(sampler, 2, entropy, second_epoch).ravel().tolist(),
-        )
-        for entropy in range(700)
-    ]
-
-
-def test_units_and_epochs_are_independent_and_steps_equally_likely():
-    every = list(itertools.product(range(3), repeat=4))
-    assert rejected(pairs_of_epochs(1), every) > FALSE_ALARMS
-    # A mistake: the same bins in every epoch, which would cost far more.
-    assert rejected(pairs_of_epochs(0), every) < FALSE_ALARMS
-
-
 def test_blocks_are_independent():
     sampler = units(bins(5, times=2), 2)
     found = [

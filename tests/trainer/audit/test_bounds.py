@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxdp_episodic.tools.plots.figures import plot_audit
 from jaxdp_episodic.trainer.audit.bounds import (
     EpsilonBound,
     Guesses,
@@ -163,7 +162,6 @@ def ratio(hits, false_hits, *, delta=0.0, error=0.05):
         (lambda: clopper_pearson(1, 4, error=0.7), "^error"),
         (lambda: ratio(1_500, 0), "^hits must be at most num_draws, 1,000"),
         (lambda: ratio(5, 1_001), "^false_hits must be at most"),
-        (lambda: ratio(-5, 0), "^successes must"),
         (lambda: ratio(5.7, 0), "^successes must"),
         (lambda: ratio(5, math.nan), "^successes must"),
         (lambda: ratio(5, 0, delta=1.0), "^delta must lie in"),
@@ -178,7 +176,7 @@ def ratio(hits, false_hits, *, delta=0.0, error=0.05):
         ),
         (lambda: best_guesses(np.zeros(2), np.zeros(2), delta=0.0), "booleans"),
     ],
-    ids=range(16),
+    ids=range(15),
 )
 def test_bad_numbers_are_refused(call, complaint):
     with pytest.raises(ValueError, match=complaint):
@@ -242,12 +240,3 @@ def test_claims_are_rounded_up_and_audits_down():
     table = audit_markdown([row(), row(audited=2.1)])
     assert table.count("violated") == 1
     assert len(table.splitlines()) == 4
-
-
-def test_the_picture_is_written(tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "audit.png"
-    plot_audit([row(), row(rdp=None)], path, title="two")
-    assert path.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="png"):
-        plot_audit([row()], tmp_path / "audit.pdf")

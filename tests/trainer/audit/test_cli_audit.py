@@ -59,7 +59,7 @@ def test_a_request_is_audited_and_flags_override_it(request_file, tmp_path, caps
     claimed = jde.epsilon(STEP, num_steps=5, delta=1e-2)
     assert row["claimed_exact"] == pytest.approx(claimed, rel=1e-9)
     assert "| request |" in (out / "audit.md").read_text()
-    assert (out / "audit.png").exists()
+    assert (out / "audit.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_refuted_claim_has_an_exit_code(request_file, tmp_path, monkeypatch, capsys):

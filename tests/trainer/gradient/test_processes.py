@@ -207,30 +207,22 @@ def test_nobody_waits_for_a_first_process_that_failed(
         (("host", 2, 0), "--coordinator must be HOST:PORT, got 'host'"),
         (("host:1", 0, 0), "--num-processes must be at least 1, got 0"),
         (("host:1", 2, 2), "--process-index must be in 0 .. --num-processes - 1"),
+        ((None, None, None), "give --coordinator HOST:PORT, --num-"),
     ],
 )
-def test_invalid_processes_are_refused(given, message):
+def test_invalid_processes_are_refused(monkeypatch, given, message):
+    def initialize(*given, **options):
+        raise ValueError("coordinator_address should be defined.")  # without a cluster
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
     with pytest.raises(ValueError, match=message), one_of_several(*given):
         pass
 
 
-def test_without_a_cluster_the_options_are_named(monkeypatch):
-    def initialize(*given, **options):
-        raise ValueError("coordinator_address should be defined.")
-
-    monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    with pytest.raises(ValueError, match="give --coordinator HOST:PORT, --num-"):
-        with one_of_several(None, None, None):
-            pass
-
-
-def test_options_of_several_processes_need_distributed(tmp_path, capsys):
+def test_commands_that_need_or_refuse_several_processes(monkeypatch, tmp_path, capsys):
     command = ["train", str(tmp_path / "x.toml"), "--out", str(tmp_path / "out")]
     assert cli.run([*command, "--num-processes", "2"]) == 2
     assert "are for a run with --distributed" in capsys.readouterr().err
-
-
-def test_a_search_refuses_several_processes(monkeypatch, tmp_path):
     monkeypatch.setattr(search, "all_processes", lambda: Several(None))
     with pytest.raises(NotImplementedError, match="in one process, got 2"):
         search.run_search(None, tmp_path)

@@ -97,30 +97,24 @@ def test_the_rule_ignores_the_content_of_examples():
         np.testing.assert_array_equal(kept_records(columns, RNG.random((400, 2))), kept)
 
 
-def others_stay(columns, person):
-    """Whether others keep the same if a person leaves, has more, or order changes."""
+@pytest.mark.parametrize("person", [1, 2, 5])
+def test_the_rule_ignores_other_people(person):
+    """Others keep the same if a person leaves, has more, or the order changes."""
+    columns = records()
     mine = columns["owner"] == person
     kept = kept_records(columns)
     others = kept[~mine[kept]]
     fewer = {name: column[~mine] for name, column in columns.items()}
-    without = np.flatnonzero(~mine)[kept_records(fewer)]
+    np.testing.assert_array_equal(np.flatnonzero(~mine)[kept_records(fewer)], others)
     extra = {"owner": np.full(300, person), "class": RNG.integers(-20, 20, 300)}
     more = {name: np.append(extra[name], columns[name]) for name in columns}
     found = kept_records(more) - 300
     found = found[found >= 0]
+    np.testing.assert_array_equal(found[~mine[found]], others)
     # People swap places in the file, but each person's own records keep their order.
     order = np.argsort(RNG.permutation(13)[columns["owner"]], kind="stable")
     moved = {name: column[order] for name, column in columns.items()}
-    return (
-        np.array_equal(without, others)
-        and np.array_equal(found[~mine[found]], others)
-        and np.array_equal(np.sort(order[kept_records(moved)]), kept)
-    )
-
-
-@pytest.mark.parametrize("person", [1, 2, 5])
-def test_the_rule_ignores_other_people(person):
-    assert others_stay(records(), person)
+    np.testing.assert_array_equal(np.sort(order[kept_records(moved)]), kept)
 
 
 def test_every_choice_is_equally_likely():
@@ -263,7 +257,6 @@ COMPOSED = unicodedata.normalize("NFC", "é")
     [
         (["a", None, "b", None], ValueError, "2 of 4 have none, .* record 2"),
         (["a", "b", "c", " NaN "], ValueError, "1 of 4 have none, .* record 4"),
-        (["N/A", "b", "c", "d"], ValueError, "1 of 4 have none, .* record 1"),
         (np.array([3, np.nan, 2, 1]), ValueError, "1 of 4 have none, .* record 2"),
         (["a", ["b", "c"], "d", "e"], ValueError, r"\['b', 'c'\] in record 2.*several"),
         (np.zeros((4, 2), int), ValueError, "one id per example"),
@@ -276,7 +269,6 @@ COMPOSED = unicodedata.normalize("NFC", "é")
         (["a", 1, "b", "c"], ValueError, "ids of one type"),
         (np.array([1.0, 2.0, 2.0, 1.0]), TypeError, "integer or string ids"),
         ([True, False, True, True], TypeError, "integer or string ids"),
-        ([1, 2, 3], ValueError, "same length"),
         ("user", TypeError, "one id per example, got 'user'"),
     ],
 )

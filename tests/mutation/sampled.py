@@ -17,7 +17,7 @@ from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run.mechanisms import RunDraws
 from mutation.verdicts import Effort, Verdict
 from oracles.draws import false_alarm, outcome_tally
-from trainer.draw.test_draw_statistics import CASES, FALSE_ALARMS, check
+from trainer.draw.test_draw_statistics import FALSE_ALARMS, case_of, check
 
 # A block size that most draws of a Poisson design exceed.
 _FEW = 1
@@ -25,7 +25,7 @@ _FEW = 1
 
 def drawn(name: str, effort: Effort) -> Verdict:
     """One of the designs of the sampler's own tests."""
-    return _verdict(check(CASES[name](), effort.draws, seed=21))
+    return _verdict(check(case_of(name), effort.draws, seed=21))
 
 
 def drawn_tasks(effort: Effort) -> Verdict:
@@ -45,7 +45,7 @@ def fixed_number_of_tasks(effort: Effort) -> Verdict:
 
 def blocks_of_tasks(effort: Effort) -> Verdict:
     """What `make_blocks` hands to the trainer, by the tests of the sampler."""
-    case = CASES["tasks-poisson-subset"]()
+    case = case_of("tasks-poisson-subset")
     case = case._replace(sampler=_InBlocks(case.sampler))
     return _verdict(check(case, effort.draws, seed=22))
 

@@ -402,22 +402,13 @@ def test_imported_owners_are_those_in_memory(tmp_path, capsys):
     )
     assert cli.run(["data", "check", str(tmp_path / "out")]) == 0
     assert f"train      {said}" in capsys.readouterr().out
-    np.savez(
-        tmp_path / "d.npz", features=np.ones((2, 3, 2)), who=[[1, 2, 3], [3, 2, 1]]
-    )
-    command = ["data", "import", str(tmp_path / "d.npz"), str(tmp_path / "npz")]
-    assert cli.run([*command, "--owner", "who"]) == 0
-    assert owned_by(load_stored(tmp_path / "npz")) == [1, 2, 3, 3, 2, 1]
     # A folder with valid checksums and contradictory content.
-    np.save(tmp_path / "npz/train/owners.npy", np.array([0, 1, 2, 2, 1, 3]))
-    write_manifest(
-        tmp_path / "npz", {"train": (("class", "example"), None)}, made_from={}
-    )
-    with pytest.raises(ValueError, match=r"npz: codes of owners must lie in 0 \.\. 2"):
-        load_stored(tmp_path / "npz")
-    (tmp_path / "npz/train/owners.npy").unlink()
-    write_manifest(
-        tmp_path / "npz", {"train": (("class", "example"), None)}, made_from={}
-    )
+    owners, levels = tmp_path / "out/train/owners.npy", ("class", "example")
+    np.save(owners, np.array([0, 1, 2, 2, 1, 3]))
+    write_manifest(tmp_path / "out", {"train": (levels, None)}, made_from={})
+    with pytest.raises(ValueError, match=r"out: codes of owners must lie in 0 \.\. 2"):
+        load_stored(tmp_path / "out")
+    owners.unlink()
+    write_manifest(tmp_path / "out", {"train": (levels, None)}, made_from={})
     with pytest.raises(ValueError, match="must have both owners and people"):
-        load_stored(tmp_path / "npz")
+        load_stored(tmp_path / "out")

@@ -5,14 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant.describe.designs import (
+from jaxdp_episodic import (
     GroupedClasses,
     IndependentEpisodes,
-)
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
+    Population,
     WithoutReplacement,
 )
 from jaxdp_episodic.trainer.draw import EpisodeSampler, step_generator, tree_draw

@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxdp_episodic.accountant.describe.designs import (
+from jaxdp_episodic import (
     GroupedClasses,
     IndependentEpisodes,
-)
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
+    Population,
     WithoutReplacement,
 )
 from jaxdp_episodic.trainer.draw import Draw, EpisodeSampler
@@ -87,32 +85,32 @@ def independent(nested, schemes, num_episodes):
     )
 
 
-SMALL, DEEP = [2, 0, 3], [[2, 1], [0, 3]]
-CASES = {
-    "examples-poisson": lambda: tree_case(5, [poisson(0.3)], 1),
-    "examples-subset": lambda: tree_case(6, [subset(3)], 1),
-    "examples-as-a-step": lambda: tree_case(5, [poisson(0.3)], 0),
-    "tasks-poisson-subset": lambda: tree_case(SMALL, [poisson(0.4), subset(2)], 1),
-    "tasks-subset-poisson": lambda: tree_case(SMALL, [subset(2), poisson(0.3)], 1),
-    "step-subset-poisson": lambda: tree_case(SMALL, [subset(2), poisson(0.3)], 0),
-    "examples-poisson-subset": lambda: tree_case(SMALL, [poisson(0.4), subset(2)], 2),
-    "examples-poisson-poisson": lambda: tree_case(
-        [2, 3], [poisson(0.8), poisson(0.3)], 2
-    ),
-    "three-levels-top": lambda: tree_case(
-        DEEP, [poisson(0.7), subset(1), subset(2)], 1
-    ),
-    "three-levels-middle": lambda: tree_case(
-        [[2, 1], [1, 1]], [subset(1), poisson(0.5), subset(1)], 2
-    ),
-    "three-levels-last": lambda: tree_case(
-        DEEP, [poisson(0.6), poisson(0.7), subset(2)], 3
-    ),
-    "grouped-episodes-poisson": lambda: grouped_case("episodes", poisson(0.4)),
-    "grouped-episodes-subset": lambda: grouped_case("episodes", subset(1)),
-    "grouped-classes-poisson": lambda: grouped_case("classes", poisson(0.6)),
-    "grouped-classes-subset": lambda: grouped_case("classes", subset(4)),
+SMALL, DEEP, FLAT = [2, 0, 3], [[2, 1], [0, 3]], [[2, 1], [1, 1]]
+TREES = {  # sizes, schemes, clip level
+    "examples-poisson": (5, [poisson(0.3)], 1),
+    "examples-subset": (6, [subset(3)], 1),
+    "examples-as-a-step": (5, [poisson(0.3)], 0),
+    "tasks-poisson-subset": (SMALL, [poisson(0.4), subset(2)], 1),
+    "tasks-subset-poisson": (SMALL, [subset(2), poisson(0.3)], 1),
+    "step-subset-poisson": (SMALL, [subset(2), poisson(0.3)], 0),
+    "examples-poisson-subset": (SMALL, [poisson(0.4), subset(2)], 2),
+    "examples-poisson-poisson": ([2, 3], [poisson(0.8), poisson(0.3)], 2),
+    "three-levels-top": (DEEP, [poisson(0.7), subset(1), subset(2)], 1),
+    "three-levels-middle": (FLAT, [subset(1), poisson(0.5), subset(1)], 2),
+    "three-levels-last": (DEEP, [poisson(0.6), poisson(0.7), subset(2)], 3),
 }
+GROUPS = {  # what is drawn, and how
+    "grouped-episodes-poisson": ("episodes", poisson(0.4)),
+    "grouped-episodes-subset": ("episodes", subset(1)),
+    "grouped-classes-poisson": ("classes", poisson(0.6)),
+    "grouped-classes-subset": ("classes", subset(4)),
+}
+
+
+def case_of(name: str) -> Case:
+    if name in TREES:
+        return tree_case(*TREES[name])
+    return grouped_case(*GROUPS[name])
 
 
 def take(sampler, steps: int, seed: int) -> list[Draw]:
@@ -147,9 +145,9 @@ def check(case: Case, steps: int, seed: int) -> float:
 
 
 @pytest.mark.parametrize("steps", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*TREES, *GROUPS])
 def test_the_distribution_of_a_step(name, steps):
-    case = CASES[name]()
+    case = case_of(name)
     assert abs(sum(case.dist.values()) - 1) < 1e-12
     assert check(case, steps, seed=1) > FALSE_ALARMS
 

@@ -10,19 +10,18 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant.describe.designs import (
+from jaxdp_episodic import (
+    GaussianStep,
     GroupedClasses,
-    block_lengths,
-)
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
+    Population,
     RandomAllocation,
     ShuffledEpochs,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.step import GaussianStep, steps_owed
+from jaxdp_episodic.accountant.describe.designs import block_lengths
+from jaxdp_episodic.accountant.describe.step import steps_owed
 from jaxdp_episodic.trainer.draw import EpisodeSampler, step_generator
 from jaxdp_episodic.trainer.draw.generators import Keys, generator
 from oracles.draws import false_alarm, outcome_tally

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.config.training_parts import LearnerConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.episode import Block, contribution_loss
@@ -26,7 +25,7 @@ from jaxdp_episodic.training import (
 )
 from pages import ROOT
 from training_runs import classes as plane_classes
-from training_runs import protonet, sinusoid_learner, trainer
+from training_runs import protonet, sinusoid_learner, trainer, tree_step
 
 WAYS, SHOTS, SLOTS, FEATURES = 3, 2, 5, 4
 
@@ -412,11 +411,6 @@ def test_low_precision_parameters_are_trained_in_float32():
 
 # --- Learners in a run ---
 
-FLAT = jde.MultistageSampling(
-    jde.Poisson("class", sampling_probability=1.0),
-    jde.WithoutReplacement("example", size=4, population=4),
-)
-
 
 def test_one_users_tasks_do_not_change_other_contributions():
     """The number of slots is the largest unit's, so no divisor may depend on it."""
@@ -440,20 +434,15 @@ def test_one_users_tasks_do_not_change_other_contributions():
         )
 
 
-def flat_step(privacy_unit="example"):
-    return jde.GaussianStep(
-        FLAT, noise_multiplier=1.0, clip_unit="class", privacy_unit=privacy_unit
-    )
-
-
 def narrow(outputs):
     return MAML(lambda p, x: x @ p), np.zeros((2, outputs), np.float32)
 
 
 def test_learners_that_do_not_fit_the_data_are_refused():
     data, (learner, params) = plane_classes(num_classes=4), protonet()
+    flat = tree_step("class", {"class": 1.0, "example": (4, 4)}, privacy_unit="class")
     supervised = {
-        "step": flat_step(privacy_unit="class"),
+        "step": flat,
         "shots": 0,
         "normalizer": 3.0,
         "learner": (Supervised(learner.apply), params),
@@ -461,7 +450,7 @@ def test_learners_that_do_not_fit_the_data_are_refused():
     for message, given in (
         (
             "data must have targets for a learner of num",
-            {"data": data, "step": flat_step(), "learner": sinusoid_learner()},
+            {"data": data, "step": flat, "learner": sinusoid_learner()},
         ),
         # Labels must not index a private list.
         ("data must have targets for Supervised", {"data": data, **supervised}),

@@ -152,10 +152,8 @@ def ratio(hits, false_hits, *, delta=0.0, error=0.05):
         (lambda: ratio(1_500, 0), "^hits must be at most num_draws, 1,000"),
         (lambda: ratio(5, 1_001), "^false_hits must be at most"),
         (lambda: ratio(5.7, 0), "^successes must"),
-        (lambda: ratio(5, math.nan), "^successes must"),
         (lambda: ratio(5, 0, delta=1.0), "^delta must lie in"),
         (lambda: ratio(5, 0, delta=math.nan), "^delta must lie in"),
-        (lambda: ratio(5, 0, error=1.2), "^error must lie in"),
         (lambda: one_run_epsilon(10, 11, 5, delta=1e-5), "num_guesses"),
         (lambda: one_run_epsilon(10, 5, 6, delta=1e-5), "num_correct"),
         (lambda: one_run_epsilon(0, 0, 0, delta=1e-5), "num_canaries"),
@@ -165,7 +163,7 @@ def ratio(hits, false_hits, *, delta=0.0, error=0.05):
         ),
         (lambda: best_guesses(np.zeros(2), np.zeros(2), delta=0.0), "booleans"),
     ],
-    ids=range(15),
+    ids=range(13),
 )
 def test_bad_numbers_are_refused(call, complaint):
     with pytest.raises(ValueError, match=complaint):

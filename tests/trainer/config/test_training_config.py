@@ -70,9 +70,7 @@ def test_defaults(tiny):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("epsilon = 8.0", "epsilon = -1.0", "epsilon must be > 0"),
         ("epsilon = 8.0", "epsilom = 8.0", "unknown key 'epsilom'; did you mean"),
-        ("num_steps = 3", "num_steps = 2.5", "num_steps must be a whole number"),
         ("num_steps = 3", "", "exactly one of num_steps .* got neither"),
         (
             "[step.sampling]",
@@ -81,7 +79,6 @@ def test_defaults(tiny):
         ),
         ("l2_clip_norm = 0.1", "l2_clip_norm = 0.0", "l2_clip_norm must be a number"),
         ('type = "Glyphs"', 'type = "Glyph"', "did you mean 'Glyphs'"),
-        ("shots = 1", "shots = 0", "shots must be a whole number >= 1"),
         ("shots = 1", 'shots = 1\nloss = "squared_error"', "with kind='protonet'"),
         ("ways = 4", "ways = 41", "ways must be at most num_classes"),
         ("version = 1", "version = 2", "version must be 1"),

@@ -141,9 +141,10 @@ def test_three_levels():
     loose = truncated(table, PersonBounds(classes=3, examples=1)).table
     assert all(len(own) == 3 for own in places(loose).values())
     only = truncated(table, PersonBounds(examples=1)).table
-    assert {n: len(own) for n, own in places(only).items()} == {
-        n: len(own) for n, own in places(table).items()
-    }
+    kept, before = (
+        {n: len(own) for n, own in places(t).items()} for t in (only, table)
+    )
+    assert kept == before
 
 
 def test_statistics_of_people_equal_a_direct_count():
@@ -268,7 +269,6 @@ COMPOSED = unicodedata.normalize("NFC", "é")
         ),
         (["a", 1, "b", "c"], ValueError, "ids of one type"),
         (np.array([1.0, 2.0, 2.0, 1.0]), TypeError, "integer or string ids"),
-        ([True, False, True, True], TypeError, "integer or string ids"),
         ("user", TypeError, "one id per example, got 'user'"),
     ],
 )

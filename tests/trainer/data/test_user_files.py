@@ -78,7 +78,6 @@ def test_npz_with_a_public_list_of_classes(tmp_path):
         ({"features": np.full((3, 2), np.nan), "labels": np.zeros(3, int)}, "row 0"),
         ({"images": np.zeros((3, 2, 2), int), "labels": np.zeros(3, int)}, "uint8"),
         ({"features": np.ones((0, 3, 2))}, "features in .* must not be empty"),
-        ({"features": np.ones((3, 0, 2))}, "features in .* must not be empty"),
     ],
 )
 def test_unsuitable_npz_is_refused(tmp_path, arrays, message):
@@ -118,7 +117,6 @@ def test_csv_and_parquet(tmp_path):
         (CSV, {"features": ["score"]}, "may be used only once"),
         (CSV, {"groups": []}, "at least one column"),
         (CSV.replace("12", "twelve"), {}, r"'twelve' in record 2 \(row 3\)"),
-        (CSV.replace("12", "inf"), {}, "must be finite numbers"),
         (CSV.replace("y,", ","), {}, r"must be an id, got nothing in record 2"),
         (CSV.replace("y,12", "y"), {}, "line 3: 2 fields under 3"),
         (CSV, {"max_bytes": 5}, "at most max_bytes=5"),
@@ -180,11 +178,13 @@ def table(path, header, column=lambda number: f"{number:.3f}", *, names=None):
         ("0,1,2,3", range(30)),  # a data frame without column names
         ("2019,2020,2021,label", None),
         ("2019_2020,2020_2021,2021_2022,label", None),
+        (",-1.5,c,kind", None),  # names of columns that are not used
     ],
 )
-def test_integers_may_be_column_names(tmp_path, header, names):
+def test_names_of_columns(tmp_path, header, names):
     path = table(tmp_path / "t.csv", header, names=names)
     *features, label = header.split(",")
+    features = features[-1:] if "" in features else features
     assert load_table(path, features=features, label=label).num_examples == 180
 
 
@@ -224,11 +224,11 @@ def test_invalid_column_names(tmp_path, header, column):
     assert f"but column {column} " in str(error.value)
 
 
-def test_unused_columns_may_have_any_name(tmp_path):
-    path = table(tmp_path / "t.csv", ",-1.5,c,kind")
-    assert load_table(path, features=["c"], label="kind").num_examples == 180
-    with pytest.raises(ValueError, match="column 2 is named by a number"):
-        load_table(path, features=["d"], label="kind")
-    path = table(tmp_path / "t.csv", ",b,c,kind")  # the unnamed index of a data frame
-    with pytest.raises(ValueError, match="no column 'd'"):
-        load_table(path, features=["d"], label="kind")
+def test_a_missing_column_is_named(tmp_path):
+    for header, message in (
+        (",-1.5,c,kind", "column 2 is named by a number"),
+        (",b,c,kind", "no column 'd'"),  # the unnamed index of a data frame
+    ):
+        path = table(tmp_path / "t.csv", header)
+        with pytest.raises(ValueError, match=message):
+            load_table(path, features=["d"], label="kind")

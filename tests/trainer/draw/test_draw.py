@@ -40,7 +40,7 @@ def classes(scheme, **changes):
     return grouped(episodes=None, classes=scheme, **changes)
 
 
-def draws(sampler, number=40):
+def draws(sampler, number):
     return [sampler.draw(step_generator(7, step)) for step in range(number)]
 
 

@@ -53,14 +53,9 @@ def test_the_draw_does_not_depend_on_which_slots_are_filled():
         assert not np.any(whole.holds_null)
 
 
-def table(sizes):
-    number = int(np.sum(sizes))
-    features = np.arange(1.0, number + 1, dtype=np.float32)[:, None]
-    return ExampleTable(features, features[:, 0], population(sizes))
-
-
 def test_a_contribution_is_zero_if_any_drawn_slot_is_empty():
-    data = table(FILLED)
+    features = np.arange(1.0, sum(FILLED) + 1, dtype=np.float32)
+    data = ExampleTable(features[:, None], features, population(FILLED))
     for draw in draws(sampler(), 50):
         (block,) = make_blocks(draw, data, block_size=8)
         number = len(draw.units)

@@ -129,7 +129,6 @@ def test_a_noise_memory_cannot_be_copied_or_forked():
     [
         ([], "first is > 0"),
         ([0.0, 1.0], "first is > 0"),
-        ([1.0, 1.0], "outside the unit circle"),
         ([0.5, 1.0], "outside the unit circle"),
         ([1.0, -0.3, -0.8], "outside the unit circle"),
         ([1.0, *[1.0] * 127], "sum below 128 times"),

@@ -376,10 +376,9 @@ def bayes(**change):
         (lambda: MAML(linear, inner_learning_rate=np.nan), "inner_learning_rate"),
         (lambda: MAML(linear, task_loss="cross_entropi"), "mean 'cross_entropy'"),
         (lambda: bayes(rank=0), "rank"),
-        (lambda: bayes(prior_scale=0.0), "prior_scale"),
         (lambda: bayes(loss="cross_entropy"), "loss must be 'squared_error'"),
     ],
-    ids=range(9),
+    ids=range(8),
 )
 def test_bad_settings(make, message):
     with pytest.raises((TypeError, ValueError), match=message):

@@ -363,7 +363,6 @@ MIX = {"kind": "mixed"}
     ("fields", "complaint"),
     [
         (MIX | {"pooled": 1.0}, "pooled must lie in"),
-        (MIX | {"powers": 0}, "powers"),
         (MIX | {"slopes": 64}, "slopes"),
         (MIX | {"target_bound": -1.0}, "target_bound"),
         ({"between": "median"}, r"between .*'total'.*'means'.*'median'"),
@@ -372,7 +371,6 @@ MIX = {"kind": "mixed"}
         ({"share": 1.0}, "share must lie in"),
         ({"within": (0.35, np.inf)}, "within must be > 0 and finite"),
         ({"kind": "lda"}, "plda"),
-        ({"dimensions": 0}, "dimensions"),
     ],
     ids=str,
 )

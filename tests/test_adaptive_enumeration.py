@@ -120,7 +120,7 @@ def _limited(rng, depth, leaves, what):
 
 
 @pytest.mark.parametrize(
-    "number", [2, pytest.param(25, marks=pytest.mark.slow)], ids=["few", "many"]
+    "number", [2, pytest.param(10, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_runs_within_runs_are_the_worst_of_all_strategies(number):
     """Of random limits, down to three levels; also of strategies that leave midway."""

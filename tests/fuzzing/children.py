@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import faulthandler
 import multiprocessing
 import shutil
-import signal
 import time
 import traceback
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,14 @@ CASE, FAILED = "case.txt", "failed.txt"
 LONGEST = 60.0  # seconds after which a case counts as one that never ends
 
 
-def fuzzed(target: Target, cases: int, folder: Path) -> dict[str, Any]:
+def fuzzed(
+    target: Target, cases: int, folder: Path, longest: float | None = None
+) -> dict[str, Any]:
     """Returns the number of cases by outcome, and the first failure.
 
     Before a case is read it is left in the empty ``folder``, in the file `CASE`: its
     number, and Python's expression for it; the smallest that failed is in `FAILED`.
+    A case that takes ``longest`` seconds ends this process.
     """
     outcomes: collections.Counter[str] = collections.Counter()
     number, slowest, failure = 0, 0.0, None
@@ -33,6 +38,8 @@ def fuzzed(target: Target, cases: int, folder: Path) -> dict[str, Any]:
         nonlocal number, slowest, failure
         number += 1
         (folder / CASE).write_text(f"{number}\n{_expression(case)}\n")
+        if longest is not None:
+            faulthandler.dump_traceback_later(longest, exit=True)
         start = time.perf_counter()
         try:
             outcomes[outcome(target, case, folder)] += 1
@@ -56,6 +63,7 @@ def fuzzed(target: Target, cases: int, folder: Path) -> dict[str, Any]:
         test()
     except Exception:
         failure = failure or traceback.format_exc()
+    faulthandler.cancel_dump_traceback_later()
     return {
         "target": target.name,
         "cases": number,
@@ -69,41 +77,29 @@ def fuzzed(target: Target, cases: int, folder: Path) -> dict[str, Any]:
 def fuzzed_in_child(name: str, cases: int, folder: Path) -> dict[str, Any]:
     """Runs `fuzzed` in another process; reports a case that ends that process.
 
-    A case that takes `LONGEST` seconds is ended with its process.
+    A case that takes `LONGEST` seconds ends its process.
     """
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
     start = time.perf_counter()
-    child = context.Process(target=_fuzz_and_send, args=(name, cases, folder, sender))
-    child.start()
-    sender.close()  # only the child's end is open: if it dies, reading ends
-    while not receiver.poll(1.0):
-        if _age(folder / CASE) > LONGEST:
-            child.kill()
-    try:
-        result = receiver.recv()
-    except EOFError:
-        result = None
-    child.join()
-    if result is not None:
-        return result
-    kept = folder / CASE
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context) as pool:
+        try:
+            return pool.submit(_fuzzed, name, cases, folder).result()
+        except BrokenProcessPool:
+            kept = folder / CASE
     number = int(kept.read_text().partition("\n")[0]) if kept.exists() else 0
-    code = child.exitcode
-    end = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
     return {
         "target": name,
         "cases": number,
         "outcomes": {},
         "slowest_seconds": 0.0,
         "seconds": round(time.perf_counter() - start, 1),
-        "failure": f"case {number} ended the process: {end}",
+        "failure": f"case {number} ended the process, or took {LONGEST:g} s",
     }
 
 
-def _fuzz_and_send(name: str, cases: int, folder: Path, sender: Any) -> None:
+def _fuzzed(name: str, cases: int, folder: Path) -> dict[str, Any]:
     (target,) = (target for target in targets() if target.name == name)
-    sender.send(fuzzed(target, cases, folder))
+    return fuzzed(target, cases, folder, longest=LONGEST)
 
 
 def _expression(case: Any) -> str:
@@ -112,11 +108,3 @@ def _expression(case: Any) -> str:
         return ascii(case)
     except (RecursionError, ValueError) as error:
         return f"# too deep or too large to be written: {type(error).__name__}"
-
-
-def _age(path: Path) -> float:
-    """Seconds since a file was written; 0 where there is none."""
-    try:
-        return time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0

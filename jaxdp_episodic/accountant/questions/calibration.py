@@ -58,8 +58,9 @@ _checked_tolerance = _validation.reals(
     f"lie in [{_TOLERANCE:g}, {COARSEST:g}]",
     lambda a: (a >= _TOLERANCE) & (a <= COARSEST),
 )
-# Relative tolerance of the initial value from the Rényi bound.
-_INITIAL_TOLERANCE = 1e-3
+# Range of the noise from which a search starts.
+_LEAST_INITIAL = 0.1
+_MOST_INITIAL = 1e9
 # Approximate number of evaluations of a setting.
 _EVALUATIONS = 10
 # Noise multiplier below which a warning says that there is hardly any protection: the
@@ -93,22 +94,39 @@ class Targets:
         self.runs = runs_of(step, targets["num_steps"])
         for run in self.runs:
             run.refuse(method)
-        # Where the Rényi bound is used, from then on in the whole search.
-        self.by_renyi = np.zeros(self.size, bool)
+        # Whether the contour alone is asked, and where it had no answer.
+        self.by_contour = False
+        self.had_bound = np.zeros(self.size, bool)
 
-    def inverse_noise(
-        self, start: np.ndarray, tolerance: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (n,) largest inverse noise within the target, and where none is."""
+    def inverse_noise(self, tolerance: float) -> np.ndarray:
+        """Returns (n,) largest inverse noise within the target; 0 where none is."""
+        everywhere = np.arange(self.size)
+        found = self.initial_inverse_noise()
+        if self.method == "rdp":
+            return self._largest(everywhere, found, tolerance)
+        # Certified ends take long, and only they may find a smaller noise than a bound.
+        self.by_contour = True
+        found = self._largest(everywhere, found, tolerance)
+        self.by_contour = False
+        left = self.had_bound & (self.epsilon <= _LARGE)
+        left = everywhere if self.method == "pld" else np.flatnonzero(left)
+        if left.size:
+            found[left] = self._largest(left, found[left], tolerance)
+        return found
+
+    def _largest(
+        self, index: np.ndarray, start: np.ndarray, tolerance: float
+    ) -> np.ndarray:
+        """`inverse_noise` of some elements, as all evaluations are made now."""
 
         def excess(inverse_noise: np.ndarray, active: np.ndarray) -> np.ndarray:
-            return self.excess(active, inverse_noise=inverse_noise)
+            return self.excess(index[active], inverse_noise=inverse_noise)
 
         # Rounding at large targets may exceed the tolerance.
-        rounded = np.minimum(_ROUNDING_OF_ORDERS * self.epsilon, COARSEST)
+        rounded = np.minimum(_ROUNDING_OF_ORDERS * self.epsilon[index], COARSEST)
         ends = 1 / MOST_NOISE, 1 / _LEAST_NOISE
         low, high, ends = bracket(excess, start, *ends, _OF_NOISE)
-        found = largest_within(
+        return largest_within(
             excess,
             low,
             high,
@@ -116,7 +134,6 @@ class Targets:
             at_jump=_AT_JUMP,
             ends=ends,
         )
-        return found, low == 0
 
     def excess(
         self,
@@ -150,10 +167,8 @@ class Targets:
     ) -> np.ndarray:
         """Epsilon plus its error; at large targets a quick upper bound."""
         large = (self.epsilon[active] > _LARGE) & (self.method != "rdp")
-        for run in runs:
-            self.by_renyi[active] |= large & _has_little_noise(run)
-        by_renyi = self.by_renyi[active]
-        quick = large & ~by_renyi & (self.method == "exact")
+        by_renyi = large & np.any([_has_little_noise(run) for run in runs], axis=0)
+        quick = ~by_renyi & (self.by_contour | (large & (self.method == "exact")))
         value = np.empty(active.size)
         for method, where in (
             ("rdp", by_renyi),
@@ -169,24 +184,38 @@ class Targets:
             ]
             found = answer(question.take(chosen), parts, method)
             value[chosen] = found.value
-            if self.method == "exact" and method != "rdp":
+            if method in ("exact", CONTOUR):
                 # The error estimate of an epsilon is added to it.
                 value[chosen] += np.where(found.is_certified, 0.0, found.error)
             if method == CONTOUR:
                 by_bound = found.is_certified & np.isposinf(found.error)
-                self.by_renyi[active[chosen]] = by_bound
+                self.had_bound[active[chosen]] |= by_bound
         return value
 
-    def initial_noise(self) -> np.ndarray:
-        """Initial noise: Gaussian mechanism with the amplified sensitivity."""
-        square, first = 0.0, self.runs[0]
-        for loss, count in first.uses:
-            hints = loss.hints()
-            square = square + count * np.square(hints.rate * hints.furthest)
-        square = np.broadcast_to(np.max(square, axis=-1), self.shape).reshape(-1)
-        scale = np.sqrt(2 * square * -np.log(self.delta))
-        with np.errstate(over="ignore"):  # a target near 0 gets the largest noise
-            return np.clip(0.5 + scale / self.epsilon, 0.1, 1e9)
+    def initial_inverse_noise(self) -> np.ndarray:
+        """*Estimates* the inverse noise of the targets, from which a search starts."""
+        # The smaller one of two: a Gaussian with the variance of all losses has that
+        # epsilon, or the furthest loss of one step, at delta over the number of draws.
+        shape = (*self.shape, 1)
+        epsilon, nats = self.epsilon.reshape(shape), -np.log(self.delta).reshape(shape)
+        mean = _shift_of(epsilon, 2 * nats) ** 2
+        found = np.full(self.shape, 1 / _LEAST_INITIAL)
+        with np.errstate(all="ignore"):
+            for loss, count in self.runs[0].uses:
+                rate, odds, _, furthest = loss.hints()
+                each, odds = mean / (count * loss.outer_rate), np.maximum(odds, 1e-60)
+                # The variance is at most rate² (e^{s²} - 1) and rate (s² + s⁴/4).
+                square = np.maximum(
+                    np.log1p(each / rate**2), 2 * (np.sqrt(1 + each / rate) - 1)
+                )
+                draws = np.log(count * loss.outer_rate * rate)
+                one = _shift_of(
+                    epsilon - np.minimum(np.log(odds), 0.0),
+                    2 * np.maximum(nats + draws, 0.0),
+                )
+                shift = np.fmin(np.sqrt(square), one) / furthest
+                found = np.fmin(found, shift.min(axis=-1))  # NaN: nothing is sampled
+        return np.maximum(found, 1 / _MOST_INITIAL).reshape(-1)
 
     def shaped(self, values: np.ndarray) -> Any:
         """The flat results in the targets' shape; a NumPy scalar if 0-d."""
@@ -206,6 +235,12 @@ class Targets:
             return np.broadcast_to(field, (*shape, field.shape[-1]))[index]
 
         return run.map(take)
+
+
+def _shift_of(epsilon: np.ndarray, twice_nats: np.ndarray) -> np.ndarray:
+    """*Estimates* the shift of a Gaussian mechanism with that epsilon."""
+    # From epsilon = mu²/2 + mu sqrt(2 l), l the negative logarithm of delta.
+    return 2 * epsilon / (np.sqrt(twice_nats + 2 * epsilon) + np.sqrt(twice_nats))
 
 
 def _has_little_noise(run: Run) -> np.ndarray:
@@ -295,15 +330,8 @@ def calibrate_noise_multiplier(
     step = dataclasses.replace(step, noise_multiplier=1.0)
     run = Targets(step, epsilon, delta, num_steps, method)
     with asking_together(run.size * _EVALUATIONS):
-        start = 1 / run.initial_noise()
-        if method != "rdp":
-            # The Rényi bound is fast, and its noise is near the final one.
-            bounded = Targets(step, epsilon, delta, num_steps, "rdp")
-            start, _ = bounded.inverse_noise(start, _INITIAL_TOLERANCE)
-            start = np.where(start > 0, start, 1 / run.initial_noise())
-        inverse, hopeless = run.inverse_noise(start, tolerance)
-        with np.errstate(divide="ignore"):
-            found = 1 / inverse
+        with np.errstate(divide="ignore"):  # no noise is enough
+            found = 1 / run.inverse_noise(tolerance)
 
         def evaluated(elements: np.ndarray) -> np.ndarray:
             noise = found.reshape(run.shape)
@@ -312,13 +340,11 @@ def calibrate_noise_multiplier(
 
         # 1 / (1 / x) may round down, but the returned value must be a checked one.
         bad, more = np.flatnonzero(~(evaluated(np.arange(run.size)) <= 0)), _TOLERANCE
-        # Evaluate these by the contour again, which had found them to be enough.
-        run.by_renyi[bad] = False
         while (bad := bad[np.isfinite(found[bad])]).size:
             raised = found[bad] * (1 + more)
             found[bad] = np.where(raised > MOST_NOISE, np.inf, raised)
             bad, more = bad[~(evaluated(bad) <= 0)], 2 * more
-    found = np.where(hopeless, np.inf, found).reshape(run.shape)
+    found = found.reshape(run.shape)
     for each in run.runs:  # no step, or no path is sampled
         found = np.where(each.loses_nothing.all(axis=-1), 0.0, found)
     found = found.reshape(-1)

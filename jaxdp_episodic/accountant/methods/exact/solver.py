@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -65,6 +66,9 @@ _BLOCK = 32
 _MOST_BLOCKS = 32
 # Passes with more nodes of a loss distribution run on NumPy; few settings need them.
 _MOST_LOSS_NODES = 144
+# Number of settings with far losses that NumPy computes: their program takes 10 s to
+# compile, and each of them 5 ms on NumPy.
+_FEW_FAR = 64
 # JAX compiles for numbers of mixture terms that are powers of this.
 _TERMS_BASE = 4
 # Nats of log(delta) between the epsilon of the contour and the answer above which the
@@ -120,12 +124,12 @@ class ContourSolver:
     log_added: np.ndarray  # logarithm of the delta of the terms left out of the run
     # Where a Rényi bound says that delta is less backward, at the forward epsilon.
     backward_is_less: np.ndarray = field(init=False)
-    # Whether parts of any distribution may lie so far apart that their phases matter.
-    # Once true it stays true, so that all passes use one program.
-    is_far: bool = False
+    # Where parts of a distribution may lie so far apart that their phases matter. Once
+    # true it stays true, so that all passes use one program.
+    is_far: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.backward_is_less = np.zeros(self.bound.shape, bool)
+        self.backward_is_less, self.is_far = np.zeros((2, *self.bound.shape), bool)
 
     def surely_private(self, asked: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
         """Where backward delta at that epsilon plus its error is below the target."""
@@ -249,8 +253,8 @@ class ContourSolver:
             np.full(index.shape, float(backward)),
         )
         groups = part.groups()
-        self.is_far = self.is_far or _have_far_losses(groups, arrays[4])
-        kinds = question.is_epsilon, self.is_far
+        self.is_far[index] |= _have_far_losses(groups, arrays[4])
+        kinds = question.is_epsilon, self.is_far[index]
         value, error, *rest = _by_terms(arrays, part, groups, effort, *kinds)
         with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
             if not question.is_epsilon:
@@ -268,7 +272,7 @@ def _by_terms(
     groups: tuple[Group, ...],
     effort: Pass,
     is_epsilon: bool,
-    is_far: bool,
+    is_far: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
     """`one_pass` over chunks of settings with about equally many mixture terms."""
     terms = np.ones(arrays[0].shape)
@@ -280,13 +284,15 @@ def _by_terms(
     rows = np.argsort(terms, kind="stable")
     lengths = _TERMS_BASE ** np.ceil(np.log(terms[rows]) / math.log(_TERMS_BASE))
     result = np.empty((len(Found._fields), terms.size))
-    for length in np.unique(lengths):
-        some = rows[lengths == length]
-        kernel = KERNEL._replace(what=(kinds, gaussians, length, is_far))
-        few = effort.loss_nodes > _MOST_LOSS_NODES
+    for length, far in itertools.product(np.unique(lengths), (False, True)):
+        some = rows[(lengths == length) & (is_far[rows] == far)]
+        if not some.size:
+            continue
+        kernel = KERNEL._replace(what=(kinds, gaussians, length, far))
+        few = effort.loss_nodes > _MOST_LOSS_NODES or (far and some.size <= _FEW_FAR)
         engine = "numpy" if few else choose_engine(some.size, kernel, run.losses)
         on_chunk = functools.partial(
-            _on_chunk, effort, is_epsilon, int(length), gaussians, not is_far
+            _on_chunk, effort, is_epsilon, int(length), gaussians, not far
         )
         chunk = map_arrays(lambda a, some=some: a[..., some], (arrays, groups))
         with using_choice(engine):
@@ -294,14 +300,14 @@ def _by_terms(
     return tuple(result)
 
 
-def _have_far_losses(groups: tuple[Group, ...], log_cut: np.ndarray) -> bool:
-    """Whether any losses may be above `NEAR_LOSS`; true if unsure."""
+def _have_far_losses(groups: tuple[Group, ...], log_cut: np.ndarray) -> np.ndarray:
+    """Where losses may be above `NEAR_LOSS`, (n,); true if unsure."""
+    far = np.zeros(log_cut.shape, bool)
     for loss, count in groups:
         with np.errstate(all="ignore"):
             size = loss.largest_node(log_cut - np.log(loss.outer_rate))
-        if np.any((count > 0) & ~(size <= NEAR_LOSS)):
-            return True
-    return False
+        far |= ((count > 0) & ~(size <= NEAR_LOSS)).any(axis=0)
+    return far
 
 
 def _on_chunk(

@@ -126,10 +126,7 @@ FINE = Quadrature(32, 16)
 _ANSWER = MomentRule(LARGER, FINE)
 # Quadrature of the search for the order: it resolves the phase transition of the
 # sampled Gaussian, a cliff of L(t) with the best order at its foot.
-COARSE = Quadrature(12, 8)
-# At a cliff of very high order the coarse rule may have errors of a few per cent. It
-# leads to the neighbourhood, and a few steps with this rule to the best order.
-MEDIUM = Quadrature(16, 10)
+COARSE = Quadrature(16, 10)
 
 
 # Trapezoidal rules in place of these, if every mechanism has one. With 32 nats a moment
@@ -148,9 +145,8 @@ class _NewtonRule(NamedTuple):
     tolerance: float  # error of log t after the last step
 
 
-_SEARCHES = _NewtonRule(COARSE, 20, 4.0, 1e-4), _NewtonRule(MEDIUM, 28, 0.06, 1e-10)
+_PANEL_SEARCH = _NewtonRule(COARSE, 48, 1.0, 1e-10)
 _LATTICE_SEARCH = _NewtonRule(_COARSE_LATTICE, 40, 1.0, 1e-9)
-_NEAR_SEARCH = _NewtonRule(MEDIUM, 48, 0.2, 1e-10)  # from another run's best order
 _NARROW = 1e-9  # width of a bracket of log t that ends the search
 # Largest logarithm of the derivative over its target for a last step.
 _CLOSE = 0.1
@@ -261,21 +257,21 @@ def _search(
     block = block or example.size
     low = xp.full_like(example, _LOG_T_RANGE[0])
     high = xp.broadcast_to(xp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
-    searches, end = _SEARCHES, high + 1
+    rule, end = _PANEL_SEARCH, high + 1
     if on_lattice:
-        searches = (_LATTICE_SEARCH,)
+        rule = _LATTICE_SEARCH
         end = _log_lattice_end(groups)
         high = xp.minimum(high, end)
     log_t = xp.clip(first_order(groups, budget), low, high)
-    known = near is not None and near > 1
-    if near is not None and np.any(known):
+    if near is not None:
+        known = near > 1
         log_t = np.where(known, np.log(np.where(known, near, 2.0) - 1), log_t)
         log_t = np.clip(log_t, low, high)
-        if np.all(known) and not on_lattice:
-            searches = (_NEAR_SEARCH,)
+    if loose:
+        rule = rule._replace(tolerance=_LOOSE)
 
     def improve(
-        given: tuple[Array, tuple[Group, ...], Array], state: _Search, rule: _NewtonRule
+        given: tuple[Array, tuple[Group, ...], Array], state: _Search
     ) -> _Search:
         target, groups, end = given
         log_t, low, high = state.log_t, state.low, state.high
@@ -335,26 +331,19 @@ def _search(
             is_answer=xp.ones_like(state.is_answer),
         )
 
+    def unfinished(state: _Search) -> Array:
+        return (state.count < rule.most_steps) & ~state.settled
+
     # Without steps all orders are equally good.
     idle = xp.asarray(sum(xp.sum(group.count, axis=0) for group in groups)) == 0
-    for rule in searches:
-
-        def unfinished(state: _Search, most: int = rule.most_steps) -> Array:
-            return (state.count < most) & ~state.settled
-
-        none, worst = xp.zeros_like(log_t), xp.full_like(log_t, xp.inf)
-        ends = low, high, worst, log_t, idle
-        state = _Search(none, log_t, none, *ends, xp.zeros_like(idle), none)
-        if loose:
-            rule = rule._replace(tolerance=_LOOSE)
-        step = functools.partial(improve, rule=rule)
-        last = answered if on_lattice else None
-        given = target, groups, end
-        state = while_each(xp, unfinished, step, given, state, block, last)
-        log_t = state.best_log_t
-    t = xp.exp(log_t)
+    none, worst = xp.zeros_like(log_t), xp.full_like(log_t, xp.inf)
+    ends = low, high, worst, log_t, idle
+    state = _Search(none, log_t, none, *ends, xp.zeros_like(idle), none)
+    last, given = answered if on_lattice else None, (target, groups, end)
+    state = while_each(xp, unfinished, improve, given, state, block, last)
+    t = xp.exp(state.best_log_t)
     if on_lattice:
-        found = (log_t < end) & xp.isfinite(state.value)
+        found = (state.best_log_t < end) & xp.isfinite(state.value)
         return t, xp.where(found | idle, state.value, xp.nan)
     moment = functools.partial(log_moment, rule=_ANSWER)
     return t, *by_blocks(moment, (t, groups), block)

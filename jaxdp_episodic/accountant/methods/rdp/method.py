@@ -110,6 +110,9 @@ _CPU_BLOCK = 64
 # Settings in a call of the kernel, which JAX compiles for one size.
 _CHUNKS = Chunks(_CPU_BLOCK, (8 * _CPU_BLOCK,), (16384,))
 _KERNEL = Kernel("rdp", numpy_seconds=1e-4, compile_seconds=4.0, least=1024)
+# Number of settings, left over by trapezoidal rules, below which NumPy computes panels:
+# a setting takes it 1 ms, and compiling 10 s.
+_FEW_ON_PANELS = 512
 
 
 def rdp_answer(question: Question, run: Run) -> Answer:
@@ -185,7 +188,8 @@ def _evaluate(
         left = np.flatnonzero(np.isnan(value))
         if left.size:
             some = map_arrays(lambda a: a[..., left], arrays)
-            value[left], order[left] = _by_chunks(kernel, some, **static)
+            with bounding_few(left.size, _FEW_ON_PANELS):
+                value[left], order[left] = _by_chunks(kernel, some, **static)
     else:
         value, order = _by_chunks(kernel, arrays, **static)
     value, order = value.reshape(shape), order.reshape(shape)

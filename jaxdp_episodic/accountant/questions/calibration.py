@@ -58,9 +58,6 @@ _checked_tolerance = _validation.reals(
     f"lie in [{_TOLERANCE:g}, {COARSEST:g}]",
     lambda a: (a >= _TOLERANCE) & (a <= COARSEST),
 )
-# Range of the noise from which a search starts.
-_LEAST_INITIAL = 0.1
-_MOST_INITIAL = 1e9
 # Approximate number of evaluations of a setting.
 _EVALUATIONS = 10
 # Noise multiplier below which a warning says that there is hardly any protection: the
@@ -87,9 +84,10 @@ class Targets:
         }
         self.shape = _validation.broadcast_shape(step=step, **targets)
         self.size = int(np.prod(self.shape))
-        flat = {k: self._flat(v.astype(np.float64)) for k, v in targets.items()}
-        self.epsilon, self.delta = flat["epsilon"], flat["delta"]
-        self.num_steps = flat["num_steps"]
+        self.epsilon, self.delta, self.num_steps = (
+            np.broadcast_to(target.astype(np.float64), self.shape).reshape(-1)
+            for target in targets.values()
+        )
         self.step, self.method = step, method
         self.runs = runs_of(step, targets["num_steps"])
         for run in self.runs:
@@ -100,18 +98,14 @@ class Targets:
 
     def inverse_noise(self, tolerance: float) -> np.ndarray:
         """Returns (n,) largest inverse noise within the target; 0 where none is."""
-        everywhere = np.arange(self.size)
-        found = self.initial_inverse_noise()
-        if self.method == "rdp":
-            return self._largest(everywhere, found, tolerance)
+        everywhere, found = np.arange(self.size), self.initial_inverse_noise()
         # Certified ends take long, and only they may find a smaller noise than a bound.
-        self.by_contour = True
+        self.by_contour = self.method != "rdp"
         found = self._largest(everywhere, found, tolerance)
         self.by_contour = False
-        left = self.had_bound & (self.epsilon <= _LARGE)
-        left = everywhere if self.method == "pld" else np.flatnonzero(left)
-        if left.size:
-            found[left] = self._largest(left, found[left], tolerance)
+        left = self.had_bound & (self.epsilon <= _LARGE) | (self.method == "pld")
+        left = np.flatnonzero(left)
+        found[left] = self._largest(left, found[left], tolerance)
         return found
 
     def _largest(
@@ -153,10 +147,9 @@ class Targets:
         if inverse_noise is not None:
             runs = [run.scaled(inverse_noise[:, None]) for run in runs]
         runs = [run.in_reach() for run in runs]
-        guess = None
         # Compiled kernels find an initial value faster than with a second contour.
-        if not all(loss.compiles for run in runs for loss in run.losses):
-            guess = self.epsilon[active]
+        compiled = all(loss.compiles for run in runs for loss in run.losses)
+        guess = None if compiled else self.epsilon[active]
         question = EpsilonAt(np.log(self.delta[active]), guess)
         value = self._epsilon(question, runs, active)
         with np.errstate(divide="ignore"):
@@ -184,10 +177,8 @@ class Targets:
             ]
             found = answer(question.take(chosen), parts, method)
             value[chosen] = found.value
-            if method in ("exact", CONTOUR):
-                # The error estimate of an epsilon is added to it.
+            if method in ("exact", CONTOUR):  # the estimate of its error is added
                 value[chosen] += np.where(found.is_certified, 0.0, found.error)
-            if method == CONTOUR:
                 by_bound = found.is_certified & np.isposinf(found.error)
                 self.had_bound[active[chosen]] |= by_bound
         return value
@@ -199,7 +190,7 @@ class Targets:
         shape = (*self.shape, 1)
         epsilon, nats = self.epsilon.reshape(shape), -np.log(self.delta).reshape(shape)
         mean = _shift_of(epsilon, 2 * nats) ** 2
-        found = np.full(self.shape, 1 / _LEAST_INITIAL)
+        found = np.full(self.shape, np.inf)
         with np.errstate(all="ignore"):
             for loss, count in self.runs[0].uses:
                 rate, odds, _, furthest = loss.hints()
@@ -214,15 +205,12 @@ class Targets:
                     2 * np.maximum(nats + draws, 0.0),
                 )
                 shift = np.fmin(np.sqrt(square), one) / furthest
-                found = np.fmin(found, shift.min(axis=-1))  # NaN: nothing is sampled
-        return np.maximum(found, 1 / _MOST_INITIAL).reshape(-1)
+                found = np.fmin(found, shift.min(axis=-1))  # NaN: no noise is needed
+        return found.reshape(-1)
 
     def shaped(self, values: np.ndarray) -> Any:
         """The flat results in the targets' shape; a NumPy scalar if 0-d."""
         return values.reshape(self.shape)[()]
-
-    def _flat(self, array: np.ndarray) -> np.ndarray:
-        return np.broadcast_to(array, self.shape).reshape(-1)
 
     def _taken(self, run: Run, active: np.ndarray) -> Run:
         """The run's arrays at some of the flattened settings, (len(active), P)."""
@@ -262,33 +250,26 @@ def bracket(
 
     Returns the ends with ``excess <= 0`` and ``> 0`` (0 if none), and both excesses.
     """
-    everywhere = np.arange(start.size)
-    start = np.clip(start, floor, ceiling)
-    value = excess(start, everywhere)
-    within = value <= 0
-    low, high = np.where(within, start, 0.0), np.where(within, 0.0, start)
-    values = np.where(within, value, np.nan), np.where(within, np.nan, value)
-    active = everywhere
-    far = np.minimum(np.abs(np.nan_to_num(value, nan=np.inf)), slope * _FARTHEST)
-    factor = np.exp(np.maximum(far / slope, _NEAREST))
+    x, active = np.clip(start, floor, ceiling), np.arange(start.size)
+    low, high = np.zeros((2, x.size))
+    below, above = np.full((2, x.size), np.nan)
+    factor = None
     while active.size:
-        upward = low[active] > 0
-        edge = np.where(upward, low[active], high[active])
-        grown = factor[active]
-        x = np.where(upward, edge * grown, edge / grown)
-        x = np.clip(np.rint(x) if floor == 1.0 else x, floor, ceiling)
-        value = excess(x, active)
+        at = x[active]
+        value = excess(at, active)
         ok = value <= 0
-        low[active] = np.where(ok, x, low[active])
-        high[active] = np.where(ok, high[active], x)
-        values[0][active] = np.where(ok, value, values[0][active])
-        values[1][active] = np.where(ok, values[1][active], value)
-        at_end = np.where(upward, x >= ceiling, x <= floor)
-        unfinished = (low[active] == 0) | (high[active] == 0)
-        active = active[unfinished & ~at_end]
+        for end, values, some in ((low, below, ok), (high, above, ~ok)):
+            end[active[some]], values[active[some]] = at[some], value[some]
+        if factor is None:
+            far = np.fmin(np.abs(value) / slope, _FARTHEST)
+            factor = np.exp(np.maximum(far, _NEAREST))
+        going = np.where(ok, at < ceiling, at > floor)
+        active = active[going & ((low[active] == 0) | (high[active] == 0))]
+        grown = x[active] * np.where(low > 0, factor, 1 / factor)[active]
+        grown = np.rint(grown) if floor == 1.0 else grown
+        x[active] = np.clip(grown, floor, ceiling)
         factor = np.minimum(factor * factor, 1e4)
-    never = low == 0
-    return np.where(never, 0.0, low), np.where(never, 0.0, high), values
+    return low, np.where(low > 0, high, 0.0), (below, above)
 
 
 @public_function(None)
@@ -344,11 +325,18 @@ def calibrate_noise_multiplier(
             raised = found[bad] * (1 + more)
             found[bad] = np.where(raised > MOST_NOISE, np.inf, raised)
             bad, more = bad[~(evaluated(bad) <= 0)], 2 * more
-    found = found.reshape(run.shape)
     for each in run.runs:  # no step, or no path is sampled
-        found = np.where(each.loses_nothing.all(axis=-1), 0.0, found)
-    found = found.reshape(-1)
-    _warn_about_noise(run, found)
+        none = np.broadcast_to(each.loses_nothing.all(axis=-1), run.shape)
+        found[none.reshape(-1)] = 0.0
+    positive = np.where(found > 0, found, np.inf)
+    if np.any(positive < _NEXT_TO_NONE):
+        at = np.argmin(positive)
+        warnings.warn(
+            f"noise_multiplier={found[at]:.3g} is next to none and protects nobody: "
+            f"epsilon={run.epsilon[at]:g} and delta={run.delta[at]:g} almost permit a "
+            "run without noise; use smaller targets",
+            stacklevel=3,
+        )
     return run.shaped(found)
 
 
@@ -382,14 +370,11 @@ def calibrate_num_steps(
     def excess(count: np.ndarray, active: np.ndarray) -> np.ndarray:
         return run.excess(active, num_steps=count)
 
-    everywhere = np.arange(run.size)
-    one = np.ones(run.size)
+    ends = 1.0, float(_MAX_STEPS)
     with asking_together(run.size * _EVALUATIONS):
-        too_many = ~(excess(one, everywhere) <= 0)
-        low, high, ends = bracket(excess, one, 1.0, float(_MAX_STEPS), OF_STEPS)
+        low, high, ends = bracket(excess, np.ones(run.size), *ends, OF_STEPS)
         found = largest_within(excess, low, high, tolerance=0, integer=True, ends=ends)
-    found = np.where(too_many, 0, found).astype(np.int64)
-    return run.shaped(found)
+    return run.shaped(found.astype(np.int64))
 
 
 @public_function(None)
@@ -458,26 +443,13 @@ def calibrate_rate(
     least, most = (
         np.broadcast_to(end, run.shape).reshape(-1).astype(np.float64) for end in ends
     )
-    hopeless = ~(excess(least, everywhere) <= 0)
     full = excess(most, everywhere) <= 0
-    low, high = np.where(full, most, least), np.where(full | hopeless, 0.0, most)
+    some = excess(least, everywhere) <= 0
+    low = np.where(full, most, np.where(some, least, 0.0))
+    high = np.where(some & ~full, most, 0.0)
     tolerance = _TOLERANCE if is_share else 0
     found = largest_within(excess, low, high, tolerance=tolerance, integer=not is_share)
-    found = np.where(full, most, np.where(hopeless, 0.0, found))
     return run.shaped(found if is_share else found.astype(int))
-
-
-def _warn_about_noise(run: Targets, found: np.ndarray) -> None:
-    """Warns if hardly any noise meets a target."""
-    next_to_none = np.flatnonzero((found > 0) & (found < _NEXT_TO_NONE))
-    if next_to_none.size:
-        at = next_to_none[np.argmin(found[next_to_none])]
-        warnings.warn(
-            f"noise_multiplier={found[at]:.3g} is next to none and protects nobody: "
-            f"epsilon={run.epsilon[at]:g} and delta={run.delta[at]:g} almost permit a "
-            "run without noise; use smaller targets",
-            stacklevel=4,
-        )
 
 
 def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:

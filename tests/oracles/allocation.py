@@ -5,7 +5,7 @@ The last one's integral is in closed form (a Gaussian's tail).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from scipy.special import ndtr
@@ -76,27 +76,20 @@ def add_remove(
     return float(g * (weight @ (edge * ndtr(d) - ndtr(d - s))) / steps)
 
 
-def whole_excess(n: int, steps: int, taken: int, shift: float) -> float:
-    """``E W^n - 1``: the mean over all ways to throw n balls into the steps."""
-    from mpmath import exp, factorial, mp, mpf
+def whole_excess(steps: int, taken: int, shift: float, most: int) -> list:
+    """``E W^n - 1`` up to an order, from the power of one term's series."""
+    from mpmath import exp, factorial, mpf
 
-    def ways(balls: int, bins: int) -> Iterator[tuple[int, ...]]:
-        if bins == 1:
-            yield (balls,)
-            return
-        for first in range(balls + 1):
-            for rest in ways(balls - first, bins - 1):
-                yield first, *rest
+    def product(a: list, b: list) -> list:
+        return [sum(a[i] * b[k - i] for i in range(k + 1)) for k in range(most + 1)]
 
-    with mp.workdps(50):
-        total = mpf(0)
-        for idle, *counts in ways(n, taken + 1):
-            chance = factorial(n) / factorial(idle) * mpf(steps - taken) ** idle
-            for count in counts:
-                chance /= factorial(count)
-            pairs = sum(k * (k - 1) for k in counts)
-            total += chance * exp(mpf(shift) ** 2 / 2 * pairs)
-        return float(total / mpf(steps) ** n - 1)
+    s, orders = mpf(shift), range(most + 1)
+    one = [exp(s**2 * k * (k - 1) / 2) / factorial(k) for k in orders]
+    total = [mpf(steps - taken) ** k / factorial(k) for k in orders]
+    while taken:
+        total = product(total, one) if taken % 2 else total
+        one, taken = product(one, one), taken // 2
+    return [total[n] * factorial(n) / mpf(steps) ** n - 1 for n in orders]
 
 
 def mean_of_two(function: Callable[..., np.ndarray], steps: int, shift: float) -> float:

@@ -1,14 +1,13 @@
 """Exact releases of grouped classes and of independent episodes, by enumeration.
 
-And of an example with copies in several classes: all draws are listed with fractions.
+And of an example with copies in several classes: all draws are listed.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -184,10 +183,6 @@ def independent(design: IndependentDesign):
 # --- Copies in several classes ---
 
 
-Law = dict[int, Fraction]
-"""Chances of sums of contributions, in clip norms."""
-
-
 class Copies(NamedTuple):
     """Grouped classes by coins; one example has a copy in some of the classes."""
 
@@ -200,64 +195,49 @@ class Copies(NamedTuple):
     relation: str
 
 
-def _placed(design: Copies) -> Iterator[tuple[tuple[int, ...], Fraction]]:
-    """How many classes with a copy each group has, with its chance."""
-    groups = design.classes // design.ways
-    places = range(design.classes)
-    total = Fraction(1, math.comb(design.classes, design.copies))
-    found: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
-    for chosen in itertools.combinations(places, design.copies):
-        counts = [0] * groups
+def _placed(design: Copies) -> Counter[tuple[int, ...]]:
+    """In how many ways the groups hold so many classes with a copy each."""
+    number, groups = design.classes, design.classes // design.ways
+    found: Counter = Counter()
+    for chosen in itertools.combinations(range(number), design.copies):
+        counts = [0] * number
         for place in chosen:
-            if place // design.ways < groups:  # left-over classes sit out
-                counts[place // design.ways] += 1
-        found[tuple(sorted(counts, reverse=True))] += total
-    yield from found.items()
+            counts[place // design.ways] += 1
+        found[tuple(sorted(counts[:groups], reverse=True))] += 1  # others sit out
+    return found
 
 
-def _laws(
+def _worlds(
     design: Copies, counts: tuple[int, ...], beside: tuple[int, ...]
-) -> tuple[Law, Law]:
-    """The sums with the example and without, given the partition."""
-    missed = 1 - Fraction(design.drawn, design.size)
-    joint: dict[tuple[int, int], Fraction] = {(0, 0): Fraction(1)}
-    for place, number in enumerate(counts):
-        if not number:
-            continue
+) -> list[mixtures.Mixture]:
+    """The sums with the example and without, given the partition.
+
+    Without it: a null empties the contribution; what is left in its place gives as a
+    group that does not hold it; what replaces it pulls the other way.
+    """
+    rate, missed = float(design.rate), 1 - design.drawn / design.size
+    worlds: list[mixtures.Mixture] = [{0.0: 1.0}, {0.0: 1.0}]
+    for place, number in enumerate(filter(None, counts)):
         other = beside[place % len(beside)]
         holds = 1 - missed**number
-        # Without it: a null empties the contribution; what is left in its place gives
-        # as a group that does not hold it; what replaces it pulls the other way.
         instead = {"zero_out": 0, "add_remove": other, "replace_one": -1}
-        outcomes = (
-            (1 - design.rate, 0, 0),
-            (design.rate * (1 - holds), other, other),
-            (design.rate * holds, 1, instead[design.relation]),
-        )
-        grown: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
-        for (first, second), chance in joint.items():
-            for share, more, less in outcomes:
-                grown[first + more, second + less] += chance * share
-        joint = grown
-    with_it: Law = defaultdict(Fraction)
-    without: Law = defaultdict(Fraction)
-    for (first, second), chance in joint.items():
-        with_it[first] += chance
-        without[second] += chance
-    return with_it, without
+        for i, hers in enumerate((1, instead[design.relation])):
+            group: mixtures.Mixture = defaultdict(float)
+            for value, chance in ((0, 1 - rate), (other, rate * (1 - holds))):
+                group[value] += chance
+            group[hers] += rate * holds
+            worlds[i] = mixtures.convolved(worlds[i], group)
+    return worlds
 
 
 def attained_by_copies(design: Copies, noise: float, g: float) -> np.ndarray:
     """(2,) the largest delta of one step forward and backward, over strategies."""
-    best = np.zeros(2)
+    best, placed = np.zeros(2), _placed(design)
     for beside in ((0,), (-1,), (1,), (-1, 1), (1, -1), (0, -1)):
         both = np.zeros(2)
-        for counts, chance in _placed(design):
-            worlds = (
-                {float(k): float(share) for k, share in law.items()}
-                for law in _laws(design, counts, beside)
-            )
+        for counts, ways in placed.items():
+            worlds = _worlds(design, counts, beside)
             values = mixtures.hockey_sticks(*worlds, 1 / noise, np.array([g]))
-            both += float(chance) * np.concatenate(values)
+            both += ways / placed.total() * np.concatenate(values)
         best = np.maximum(best, both)
     return best

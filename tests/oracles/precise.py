@@ -130,6 +130,9 @@ def mp_tails(top: Mixture, bottom: Mixture, u: Any) -> tuple[Any, Any]:
             return mp.mpf(0), mp.mpf(0)
     while excess(low) >= 0:
         low *= 2
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (low, middle) if excess(middle) > 0 else (middle, high)
     # An error of 1e-18 at this place does not change the profile.
     x = mp.findroot(excess, (low, high), solver="illinois", tol=1e-36, maxsteps=300)
     p, q = (

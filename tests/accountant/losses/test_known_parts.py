@@ -225,7 +225,6 @@ def test_other_methods_refuse_it_by_name():
     for ask in (
         lambda: jde.epsilon(release, delta=1e-5, num_steps=0),
         lambda: jde.epsilon(release, delta=1e-5, method="pld", **run),
-        lambda: jde.delta(release, epsilon=1.0, **run),
         lambda: jde.delta_interval(release, epsilon=1.0, **run),
         lambda: jde.privacy_profile(release, 1.0),
         lambda: jde.epsilon(jde.compose((GAUSSIAN, 3), (release, 1)), delta=1e-5),

@@ -5,7 +5,6 @@ import itertools
 import mpmath
 import numpy as np
 import pytest
-from scipy import special
 from scipy.stats import norm
 
 from jaxdp_episodic.accountant._engine import float64_boundary
@@ -26,6 +25,7 @@ from jaxdp_episodic.accountant.methods.rdp.kernels import FINE, log_moment
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at
+from oracles import precise
 
 LOG_CUT = -120.0  # of the density: 15.5 standard deviations
 LOSSES = {
@@ -57,50 +57,38 @@ def computed(kind, p, r, s, z, *, height=1.0, log_cut=LOG_CUT):
     return re[:, 0] + 1j * im[:, 0], dist
 
 
+def pieces(kind, p, r, s):
+    """Mixtures and the parts of the line on which they count; zeroed ones meet."""
+    sampled, (upper, lower) = precise.sampled_pair(p, s), precise.zeroed_pairs(p, r, s)
+    whole, above, below = (-np.inf, np.inf), (s / 2, np.inf), (-np.inf, s / 2)
+    if kind == "antipodal":
+        return [(*precise.symmetric_pair(p, r, s), 0.0, np.inf)]
+    if kind == "symmetric":
+        return [(*sampled, *above)]
+    if kind.startswith("zeroed"):
+        return [(*upper, *above), (*lower, *below)]
+    return [(*sampled, *whole)]
+
+
 def integrated(kind, p, r, s, z):
     """``M(z) - 1`` from each definition, 20 digits, on the real line."""
-    p, r, s, z = mpmath.mpf(p), mpmath.mpf(r), mpmath.mpf(s), mpmath.mpc(z)
+    z = mpmath.mpc(z)
+    far, total = 28 + 3 * (1 + float(z.real)) * s, mpmath.mpf(0)
+    for top, bottom, *ends in pieces(kind, p, r, s):
+        over, under = precise.density(top), precise.density(bottom)
 
-    def mixture(x, *parts):
-        return mpmath.fsum(w * mpmath.npdf(x, m) for w, m in parts)
+        def term(x, over=over, under=under):
+            a, b = over(x), under(x)
+            loss = mpmath.log(a / b)
+            forward, backward = a * mpmath.expm1(z * loss), b * mpmath.expm1(-z * loss)
+            if kind in ("forward", "zeroed"):
+                return forward
+            return backward if kind.endswith("backward") else forward + backward
 
-    null = (1 - p, 0)
-    kept, reached = (p * (1 - r), -s), (p * r, s)
-    # Pairs of mixtures and their ranges: zeroed pairs meet at s / 2.
-    far, middle = 14 + 3 * (1 + z.real) * s, s / 2
-    pairs = {
-        "antipodal": [((null, kept, reached), (null, (p, -s)), 0, far)],
-        "symmetric": [((null, (p, s)), ((1, 0),), middle, far)],
-        "forward": [((null, (p, s)), ((1, 0),), -14, far)],
-        "zeroed": [
-            ((null, kept, reached), ((1 - p + p * r, 0), kept), middle, far),
-            (
-                (null, (p, s)),
-                ((1 - p + p * r, 0), (p * (1 - r), s)),
-                *(-14 - far, middle),
-            ),
-        ],
-    }
-    pairs["backward"], pairs["zeroed backward"] = pairs["forward"], pairs["zeroed"]
-
-    def term(x, top, bottom):
-        a, b = mixture(x, *top), mixture(x, *bottom)
-        loss = mpmath.log(a / b)
-        forward, backward = a * mpmath.expm1(z * loss), b * mpmath.expm1(-z * loss)
-        if kind in ("forward", "zeroed"):
-            return forward
-        return backward if kind.endswith("backward") else forward + backward
-
-    with mpmath.workdps(20):
-        return complex(
-            sum(
-                mpmath.quad(
-                    lambda x, one=top, other=bottom: term(x, one, other),
-                    mpmath.linspace(start, end, 16),
-                )
-                for top, bottom, start, end in pairs[kind]
-            )
-        )
+        with mpmath.workdps(20):
+            points = mpmath.linspace(*np.clip(ends, -far, far), 24)
+            total += mpmath.quad(term, points)
+    return complex(total)
 
 
 # Kind, p, r, s and center; `integrated` there and 3j above it.
@@ -169,21 +157,13 @@ def test_another_path_gives_the_same_far_out(kind, p, r, s, center):
 def test_the_mass_is_that_of_nonzero_losses(kind):
     p, r, s = 0.3, 0.4, 0.8
     _, dist = computed(kind, p, r, s, np.array([1.0 + 0j]))
-    if kind in ("forward", "backward"):
-        expected = 1.0
-    elif kind.startswith("zeroed"):
-        # All losses except the atom at 0.
-        root = np.sqrt(8.0)
-        atom = 0.5 * (special.erf(s / root) + special.erf(3 * s / root))
-        expected = 1 - p * (1 - r) * atom
-    elif kind == "symmetric":
-        # 1 - P(x <= s/2) - Q(x > s/2); the rest is the atom
-        expected = p * norm.cdf(s / 2) + (2 - p) * norm.sf(s / 2)
-    else:
-        # both halves of the antipodal pair, the densities of P and Q for x > 0
-        above = (1 - p) * 0.5 + p * norm.sf(s)
-        gained = p * r * (norm.cdf(s) - norm.sf(s))
-        expected = 2 * above + gained
+    expected = 0.0  # all but the atom at 0, which the halves leave out
+    for top, bottom, *ends in pieces(kind, p, r, s):
+        counted = top if kind in ("forward", "zeroed") else bottom
+        parts = top + bottom if kind in ("symmetric", "antipodal") else counted
+        for w, m in parts:
+            low, high = (norm.sf(end - float(m)) for end in ends)
+            expected += float(w) * (low - high)
     np.testing.assert_allclose(dist.mass[0], expected, rtol=1e-13)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from mpmath import exp, factorial, log, mp, mpf
+from mpmath import exp, log, mp, mpf
 
 from jaxdp_episodic.accountant.numerics.mean_moments import (
     FAR,
@@ -12,22 +12,7 @@ from jaxdp_episodic.accountant.numerics.mean_moments import (
     most_orders,
     whole_orders,
 )
-
-
-def excess_by_series(bins, count, shift, most):
-    """``E X^n - 1`` from the power of one term's series, by repeated products."""
-
-    def product(a, b):
-        return [sum(a[i] * b[k - i] for i in range(k + 1)) for k in range(most + 1)]
-
-    one = [
-        exp(mpf(shift) ** 2 * k * (k - 1) / 2) / factorial(k) for k in range(most + 1)
-    ]
-    total = [mpf(bins - count) ** k / factorial(k) for k in range(most + 1)]
-    while count:
-        total = product(total, one) if count % 2 else total
-        one, count = product(one, one), count // 2
-    return [total[n] * factorial(n) / mpf(bins) ** n - 1 for n in range(most + 1)]
+from oracles import allocation
 
 
 # Few terms use doubling; order - 1 or more terms use a recurrence.
@@ -40,7 +25,7 @@ def test_integer_orders_equal_the_power_of_a_series(shift, spare, idle):
     found = whole_orders(count + idle, count, shift, most)
     assert found[0] == found[1] == 0
     with mp.workdps(60):
-        truth = excess_by_series(count + idle, count, shift, most)[2:]
+        truth = allocation.whole_excess(count + idle, count, shift, most)[2:]
         error = [abs(mpf(f) / e - 1) for f, e in zip(found[2:], truth, strict=True)]
     assert max(error) < 1e-13
 

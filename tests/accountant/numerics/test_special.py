@@ -1,6 +1,6 @@
-from __future__ import annotations
+"""Logarithms, normal tails and excesses of powers, with many digits."""
 
-import functools
+from __future__ import annotations
 
 import mpmath as mp
 import numpy as np
@@ -33,18 +33,6 @@ def mills(x):
     return tail(x) * mp.sqrt(2 * mp.pi) * mp.exp(x * x / 2)
 
 
-def with_digits(digits):
-    def decorate(test):
-        @functools.wraps(test)
-        def run(*args, **kwargs):
-            with mp.workdps(digits):
-                return test(*args, **kwargs)
-
-        return run
-
-    return decorate
-
-
 def worst(values, references):
     """Largest error of logarithms, absolute or relative, whichever is smaller."""
     errors = [
@@ -63,7 +51,7 @@ def random_positions(seed):
     )
 
 
-@with_digits(60)
+@mp.workdps(60)
 def test_log_mills_and_log_tail_against_many_digits():
     x = random_positions(0)
     ratios = [mp.log(mills(float(v))) for v in x]
@@ -79,7 +67,7 @@ def test_log_mills_and_log_tail_against_many_digits():
         assert float(max(np.array(absolute)[~positive])) < 1e-15
 
 
-@with_digits(40)
+@mp.workdps(40)
 def test_logarithms_near_one_against_many_digits(engine):
     rng = np.random.default_rng(1)
     x = np.concatenate(
@@ -96,7 +84,7 @@ def test_logarithms_near_one_against_many_digits(engine):
     assert LOG1P(np.zeros(1)) == 0
 
 
-@with_digits(40)
+@mp.workdps(40)
 def test_logarithms_of_sums_against_many_digits(engine):
     rng = np.random.default_rng(2)
     x = rng.uniform(-700, 700, 500)
@@ -120,7 +108,7 @@ def test_far_tails_are_not_nan(engine):
     assert ratios[5] == -np.inf
 
 
-@with_digits(90)
+@mp.workdps(90)
 def test_log_mills_difference_against_many_digits():
     rng = np.random.default_rng(1)
     x = np.concatenate([rng.uniform(-1, 6, 200), 10 ** rng.uniform(0, 3.5, 200)])
@@ -137,7 +125,7 @@ def test_log_mills_difference_against_many_digits():
     assert LOG_DIFFERENCE(1.0, 0.0) == -np.inf
 
 
-@with_digits(100)
+@mp.workdps(100)
 def test_log_saturating_tail_against_its_definition():
     rng = np.random.default_rng(2)
     x = np.concatenate([-(10 ** rng.uniform(-2, 1.5, 60)), rng.uniform(-1, 9, 40)])

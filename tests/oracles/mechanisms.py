@@ -42,11 +42,6 @@ from jaxdp_episodic.accountant.losses.renyi_curve import (
     ZeroConcentratedLoss,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.questions.dominating_pair import (
-    discrete_laplace_atoms,
-    randomized_response_atoms,
-    sampled_atoms,
-)
 
 SIZE = 12
 _RNG = np.random.default_rng(20)
@@ -74,20 +69,9 @@ _TRUNCATED = (_ONE, *cut_weights(*_CUT)[:2], _CUT[2], cut_weights(*_CUT)[2], _SH
 
 
 def _finite() -> FiniteLoss:
-    """Samples of discrete Laplace noise, of answers, and the pairs exchanged."""
-    found = []
-    for a, p in zip(_INNER[: SIZE // 4], _RATE, strict=False):
-        for atoms in (
-            discrete_laplace_atoms(a, 2),
-            randomized_response_atoms(a, 4, against_uniform=True),
-        ):
-            loss, log_mass = sampled_atoms(atoms, p)
-            found += [(loss, log_mass), (-loss, log_mass - loss)]
-    columns = np.full((2, 3, SIZE), 0.0)
-    columns[1] = -np.inf
-    for i, both in enumerate(found):
-        columns[:, : len(both[0]), i] = both
-    return FiniteLoss(_ONE, tuple(columns[0]), tuple(columns[1]))
+    """Three outcomes of random chances with the unit and without it."""
+    one, two = np.swapaxes(_RNG.dirichlet(np.ones(3), (2, SIZE)), 1, 2)
+    return FiniteLoss(_ONE, tuple(np.log(one / two)), tuple(np.log(one)))
 
 
 SHIPPED: dict[type[PrivacyLoss], PrivacyLoss] = {

@@ -1,16 +1,11 @@
-"""Divergences in many digits, straight from their definitions (slow)."""
+"""Divergences in many digits."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mpmath as mp
-import numpy as np
-from mpmath.calculus.quadrature import GaussLegendre
-
-DIGITS = 60
 
 Mixture = Sequence[tuple[Any, Any]]
 """Weights and means of unit-variance normals."""
@@ -46,72 +41,6 @@ def zeroed_pairs(p: float, r_in: float, shift: float):
 # --- Of mixtures of Gaussians ---
 
 
-def mp_excess(top: Mixture, bottom: Mixture, alpha: float, start: Any = None):
-    """``E_Q[f_alpha(P/Q)]``, ``f_a(L) = L^a - 1 - a(L-1)``.
-
-    From ``start`` on, of ``f_alpha + f_{1-alpha}``: the moment of two such profiles.
-    """
-    with mp.workdps(DIGITS):
-        p, q, a = density(top), density(bottom), mp.mpf(alpha)
-        powers = [a] if start is None else [a, 1 - a]
-
-        def integrand(x):
-            here, ratio = q(x), p(x) / q(x)
-            return mp.fsum(here * (ratio**b - 1 - b * (ratio - 1)) for b in powers)
-
-        # What is e^-160 of the peak is left out.
-        s = float(max(abs(m) for _, m in (*top, *bottom)))
-        reach = (abs(alpha) + 1) * s + 20
-        wide = np.linspace(-reach, reach, 200_001)
-        logs = [_log_density(mixture, wide) for mixture in (top, bottom)]
-        used = np.max([float(b) * logs[0] + float(1 - b) * logs[1] for b in powers], 0)
-        kept = (used > max(used.max(), 0.0) - 160) | (np.max(logs, 0) > -160)
-        low, high = mp.mpf(wide[kept][0]), mp.mpf(wide[kept][-1])
-        low = low if start is None else mp.mpf(start)
-        # Densities have zeros at a distance of pi / s from the real axis.
-        width = min(2.0, 1.5 / s, 4 / (s * np.sqrt(abs(alpha) + 1)))
-        ends = mp.linspace(low, high, int((high - low) / width) + 2)
-        pairs = zip(ends[:-1], ends[1:], strict=True)
-        return mp.fsum(_gauss(integrand, *pair) for pair in pairs)
-
-
-def _log_density(mixture: Mixture, x: np.ndarray) -> np.ndarray:
-    """Log density of the mixture, up to a constant, in double precision."""
-    parts = [float(mp.log(w)) - (x - float(m)) ** 2 / 2 for w, m in mixture if w > 0]
-    return np.logaddexp.reduce(parts)
-
-
-def mp_hockey_stick(top: Mixture, bottom: Mixture, g: Any):
-    """H_g = int max(0, P - g Q) over the line, split at the zeros of the difference."""
-    with mp.workdps(DIGITS):
-        p, q = density(top), density(bottom)
-        g = mp.mpf(g)
-        means = [mp.mpf(m) for _, m in (*top, *bottom)]
-        grid = mp.linspace(min(means) - 20, max(means) + 20, 401)
-
-        def gap(x):
-            return p(x) - g * q(x)
-
-        signs = [gap(x) for x in grid]
-        total, start = mp.mpf(0), None
-        for i in range(len(grid) - 1):
-            a, b = grid[i], grid[i + 1]
-            if signs[i] > 0 and start is None:
-                start = a
-            if (signs[i] > 0) != (signs[i + 1] > 0):
-                root = mp.findroot(
-                    gap, (a, b), solver="anderson", tol=mp.mpf(10) ** -90
-                )
-                total += _gauss(gap, start, root) if signs[i] > 0 else 0
-                start = root if signs[i + 1] > 0 else None
-            elif start is not None and b - start > 1:
-                total += _gauss(gap, start, b)
-                start = b
-        if start is not None:
-            total += _gauss(gap, start, grid[-1])
-        return total
-
-
 def mp_tails(top: Mixture, bottom: Mixture, u: Any) -> tuple[Any, Any]:
     """``H_g`` and ``g Q(L > u)``, ``g = e^u``, if the loss L increases along the line.
 
@@ -144,19 +73,6 @@ def mp_tails(top: Mixture, bottom: Mixture, u: Any) -> tuple[Any, Any]:
 def mirrored(top: Mixture, bottom: Mixture) -> tuple[Mixture, Mixture]:
     """The pair of the other direction; its loss increases, too."""
     return [(w, -m) for w, m in bottom], [(w, -m) for w, m in top]
-
-
-def _gauss(function: Callable, low, high):
-    """Gauss-Legendre over one short interval, with 48 nodes."""
-    middle, half = (low + high) / 2, (high - low) / 2
-    nodes = _nodes(5, mp.mp.prec)
-    return half * mp.fsum(w * function(middle + half * x) for x, w in nodes)
-
-
-@functools.cache
-def _nodes(degree: int, precision: int):
-    """Nodes and weights in [-1, 1]."""
-    return GaussLegendre(mp.mp).calc_nodes(degree, precision)
 
 
 def mp_gaussian_profile(shift: Any, g: Any):

@@ -24,12 +24,6 @@ class Scheme(NamedTuple):
     kind: str
     value: float
 
-    def rate(self, population: int) -> float:
-        """Probability that one of `population` children is drawn."""
-        if self.kind == "poisson":
-            return self.value
-        return min(self.value, population) / population
-
     def subsets(self, population: int) -> Iterator[tuple[float, tuple[int, ...]]]:
         """Every sample of range(population), with its probability."""
         everyone = range(population)

@@ -153,20 +153,17 @@ def test_shuffled_epochs_cost_the_gaussian_mechanism(relation, moved):
     step = jde.GaussianStep(drawn, noise_multiplier=2.0, neighboring_relation=relation)
     always = jde.Poisson("task", sampling_probability=1.0)
     same = jde.GaussianStep(always, noise_multiplier=2.0 / moved)
-    for num_steps, epochs in ((1, 1), (10, 1), (11, 2), (30, 3)):
-        ours = jde.epsilon(step, delta=1e-6, num_steps=num_steps)
-        plain = jde.epsilon(same, delta=1e-6, num_steps=epochs)
-        assert ours == pytest.approx(plain, rel=1e-9)
+    found = [jde.epsilon(step, delta=1e-6, num_steps=n) for n in (1, 10, 11, 30)]
+    epochs = [jde.epsilon(same, delta=1e-6, num_steps=n) for n in (1, 1, 2, 3)]
+    assert found == pytest.approx(epochs, rel=1e-9)
 
 
 def test_shuffled_episodes_are_swapped_with_the_rate_below():
-    below = jde.WithoutReplacement("pupil", size=2, population=10)
-    drawn = jde.MultistageSampling(jde.ShuffledEpochs("t", steps_per_epoch=4), below)
+    below = pupils(size=2, population=10)
+    drawn = MultistageSampling(jde.ShuffledEpochs("t", steps_per_epoch=4), below)
     step = jde.GaussianStep(drawn, noise_multiplier=2.0, clip_unit="t")
-    once = jde.WithoutReplacement("t", size=1, population=5)
-    same = jde.GaussianStep(
-        once, noise_multiplier=2.0, neighboring_relation="replace_one"
-    )
+    fields = {"noise_multiplier": 2.0, "neighboring_relation": "replace_one"}
+    same = jde.GaussianStep(few("t", 1, 5), **fields)
     ours = jde.epsilon(step, delta=1e-6, num_steps=12)
     assert ours == pytest.approx(jde.epsilon(same, delta=1e-6, num_steps=3), rel=1e-9)
 
@@ -213,46 +210,42 @@ def independent(sampling=EXAMPLES, count=2):
     return IndependentEpisodes(sampling, num_episodes=count)
 
 
+def of_episodes(number):
+    step = jde.GaussianStep(independent(few("x", 1, 10), number), noise_multiplier=1.0)
+    return jde.epsilon(step, num_steps=1, delta=1e-5)
+
+
 BAD_DESIGNS = [
-    *(
-        (lambda changes=changes: grouped(**changes), message)
-        for changes, message in [
-            ({"episodes": None}, "exactly one .* got neither"),
-            ({"classes": coins("class")}, "exactly one .* got both"),
-            ({"episodes": coins("task")}, "named 'episode', got 'task'"),
-            (
-                {"episodes": None, "classes": EPISODES},
-                "classes must be named 'class', got 'episode'",
-            ),
-            ({"examples": few("pupil", 4, 20)}, "named 'example', got 'pupil'"),
-            ({"episodes": few("episode", 3, 360)}, "population=None"),
-            (
-                {"episodes": None, "classes": few("class", 320, 1_000)},
-                "population=None or num_classes",
-            ),
-            ({"episodes": None, "classes": few("class", 4)}, "at least `ways` classes"),
-            ({"ways": 1_801}, "ways must be at most num_classes"),
-            ({"ways": 0}, "ways must be a whole number"),
-            ({"num_classes": 12.5}, "num_classes must be a whole number"),
-            ({"ways": [1, 2], "num_classes": [9, 9, 9]}, "do not broadcast"),
-            ({"episodes": 0.1}, "episodes must be"),
-            ({"examples": None}, "examples must be"),
-            ({"examples": coins("example")}, "covered: episodes=Poisson"),
-        ]
+    (lambda: grouped(episodes=None), "exactly one .* got neither"),
+    (lambda: grouped(classes=coins("class")), "exactly one .* got both"),
+    (lambda: grouped(episodes=coins("task")), "named 'episode', got 'task'"),
+    (
+        lambda: grouped(episodes=None, classes=EPISODES),
+        "classes must be named 'class', got 'episode'",
     ),
+    (lambda: grouped(examples=few("pupil", 4, 20)), "named 'example', got 'pupil'"),
+    (lambda: grouped(episodes=few("episode", 3, 360)), "population=None"),
+    (
+        lambda: grouped(episodes=None, classes=few("class", 320, 1_000)),
+        "population=None or num_classes",
+    ),
+    (
+        lambda: grouped(episodes=None, classes=few("class", 4)),
+        "at least `ways` classes",
+    ),
+    (lambda: grouped(ways=1_801), "ways must be at most num_classes"),
+    (lambda: grouped(ways=0), "ways must be a whole number"),
+    (lambda: grouped(num_classes=12.5), "num_classes must be a whole number"),
+    (lambda: grouped(ways=[1, 2], num_classes=[9, 9, 9]), "do not broadcast"),
+    (lambda: grouped(episodes=0.1), "episodes must be"),
+    (lambda: grouped(examples=None), "examples must be"),
+    (lambda: grouped(examples=coins("example")), "covered: episodes=Poisson"),
     (lambda: independent(count=0), "num_episodes must be a whole number"),
     (lambda: independent(EPISODES), "level named 'episode'"),
     (lambda: independent(grouped()), "GroupedClasses"),
     (lambda: independent(0.5), "sampling must be"),
     (lambda: independent(few("class", [1, 2, 3]), [1, 2]), r"num_episodes: \(2,\)"),
-    (
-        lambda: jde.epsilon(
-            jde.GaussianStep(independent(few("x", 1, 10), 10**9), noise_multiplier=1.0),
-            num_steps=1,
-            delta=1e-5,
-        ),
-        "num_episodes must be at most",
-    ),
+    (lambda: of_episodes(10**9), "num_episodes must be at most"),
 ]
 
 

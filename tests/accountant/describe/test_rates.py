@@ -98,33 +98,32 @@ def test_empty_units_keep_a_path_of_rate_one():
     assert rates.multiplicity.tolist() == [0, 4]
 
 
-def covers(size, population, relation, *, exact=False, tree=None, level=1):
-    level_of = WithoutReplacement(
-        "a", size=size, population=population, population_is_exact=exact
-    )
-    return path_rates(MultistageSampling(level_of), tree).covers_all(level, relation)
+ADD, REPLACE = "add_remove", "replace_one"
+NINE = Population.from_sizes(9)
+EXACT = {"population": 9, "population_is_exact": True}
+# Sizes, the scheme's population, a tree, the relation: is every unit surely drawn?
+COVERED = [
+    # A population is a lower bound, unless it is exact.
+    ([9, 99], {"population": 9}, None, ADD, [False, False]),
+    ([9, 99], {"population": 9}, None, REPLACE, [False, False]),
+    ([8, 9, 10], EXACT, None, ADD, [False, True, True]),
+    ([8, 9, 10], EXACT, None, REPLACE, [False, True, True]),
+    # The given data may be the smaller neighbour; their sizes are not the exact one.
+    ([8, 9, 10], {}, NINE, ADD, [False, False, True]),
+    ([8, 9, 10], {}, NINE, REPLACE, [False, True, True]),
+    ([9], EXACT, NINE, ADD, [False]),
+]
 
 
-@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
-def test_an_exact_size_or_probability_gives_rate_one_and_a_lower_bound_none(relation):
-    assert not covers([9, 99], 9, relation).any()
-    found = covers([8, 9, 10], 9, relation, exact=True)
-    np.testing.assert_array_equal(found, [[False], [True], [True]])
+@pytest.mark.parametrize(("size", "fields", "tree", "relation", "expected"), COVERED)
+def test_rate_one_needs_a_size_that_no_neighbour_exceeds(
+    size, fields, tree, relation, expected
+):
+    level = WithoutReplacement("a", size=size, **fields)
+    rates = path_rates(MultistageSampling(level), tree)
+    assert rates.covers_all(1, relation)[:, 0].tolist() == expected
     always = path_rates(MultistageSampling(Poisson("a", sampling_probability=1.0)))
     assert always.covers_all(1, relation).all()
-
-
-def test_the_given_data_may_be_the_smaller_neighbour():
-    tree = Population.from_sizes(9)
-    by_size = [8, 9, 10]
-    np.testing.assert_array_equal(
-        covers(by_size, None, "add_remove", tree=tree), [[False], [False], [True]]
-    )
-    np.testing.assert_array_equal(
-        covers(by_size, None, "replace_one", tree=tree), [[False], [True], [True]]
-    )
-    # population_is_exact is about the spec's population, not about the tree's sizes.
-    assert not covers(9, 9, "add_remove", tree=tree, exact=True).any()
 
 
 def test_levels_above_the_protected_one_are_public_lists():

@@ -20,7 +20,6 @@ def counts_of(population):
 @pytest.mark.parametrize(
     ("nested", "counts"),
     [
-        ([[4, 2, 3], [4, 5]], [[2], [3, 2], [4, 2, 3, 4, 5]]),
         (49, [[49]]),
         (np.array([12, 30, 7]), [[3], [12, 30, 7]]),
         ((np.array([4, 2]), np.array([5])), [[2], [2, 1], [4, 2, 5]]),

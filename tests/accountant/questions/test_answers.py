@@ -363,13 +363,6 @@ def test_order_infinity_is_the_largest_loss():
     assert jde.rdp(LAPLACE, [2.0, np.inf]).shape == (2,)
 
 
-def test_engines_by_name():
-    values = [
-        jde.privacy_profile(STEP, [0.5, 2.0], engine=e) for e in ("numpy", "jax", None)
-    ]
-    np.testing.assert_allclose(values, values[:1] * 3, rtol=1e-12)
-
-
 @pytest.mark.parametrize("epsilons", [(1.0, 2.0), (0.3, 0.3, 0.3), (2.0, 0.5, 0.5)])
 @pytest.mark.parametrize("gap", [0.0, 1e-9, 0.1])
 def test_pure_dp_up_to_its_largest_loss(epsilons, gap):

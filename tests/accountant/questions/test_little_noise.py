@@ -69,7 +69,6 @@ DESIGNS = {
     "episodes": (partial(episodic, relation=ADD), 4, None),
     "episodes, zeroed": (partial(episodic, relation=ZERO), 1, None),
 }
-MOST_EPISODES, MOST_OF_EPISODES = 5, 60
 
 
 def random_setting(rng, name, low, high):
@@ -81,13 +80,10 @@ def random_setting(rng, name, low, high):
 
     make, square, chance = DESIGNS[name]
     noise, p, r = 10 ** rng.uniform(low, high), rate(-4), rate(-2)
-    count, steps = (
-        int(rng.integers(1, MOST_EPISODES + 1)),
-        round(10 ** rng.uniform(0, 6)),
-    )
+    count, steps = int(rng.integers(1, 6)), round(10 ** rng.uniform(0, 6))
     square = square(p) if callable(square) else square
     if chance is None:
-        steps = min(steps, MOST_OF_EPISODES)
+        steps = min(steps, 60)  # the sums of episodes are enumerated
         sums = little_noise.sums_of_episodes(steps, count, p, square)
     else:
         sums = little_noise.sums_of_hits(steps, chance(p, r), square)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from designs import sampled
 from jaxdp_episodic.accountant.questions import contribution_pairs
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
 from oracles import people, people_draws, people_epochs
@@ -265,17 +266,6 @@ def test_the_mean_over_partitions_bounds_that_of_every_draw(
         assert np.all(ratio > 1 - 1e-9) and np.all(ratio < most)
 
 
-def test_two_of_twenty_classes_cost_twice_one() -> None:
-    """A composed run; it was 5.674 before."""
-    step = few(20, 5, 2, (2, 20), 0.25)
-    found = float(jde.epsilon(step, num_steps=100, delta=1e-5))
-    # Recorded (commit 19b43618): chords of the enumerated components' profile, on a
-    # lattice, say 1e-5 there, to 1e-3 of it.
-    assert found == pytest.approx(4.1238, rel=1e-4)
-    one = jde.epsilon(few(20, 5, 1, (2, 20), 0.25), num_steps=100, delta=1e-5)
-    assert found < 2.01 * one
-
-
 # Noise 20, 300 steps at delta 1e-5, by the person's number of 964 classes.
 BY_BOUND = {1: 0.0086980416, 10: 0.112226280, 100: 1.366647, 963: 15.6436163}
 UNLISTED = {1: 0.0086980416, 10: 0.126895411, 100: 1.427807, 963: 15.6460870}
@@ -305,10 +295,7 @@ def test_ends_of_coins_and_classes(relation: str) -> None:
     # Two of the person's classes, in different groups.
     step = few(2, 1, 2, (2, 2), 1.0, **fields)
     shift = np.sqrt(3) * (2 if relation == "zero_out" else 4)
-    gaussian = jde.GaussianStep(
-        jde.Poisson("example", sampling_probability=1.0), noise_multiplier=1 / shift
-    )
-    expected = jde.epsilon(gaussian, num_steps=1, delta=1e-5)
+    expected = jde.epsilon(sampled(1.0, 1 / shift), num_steps=1, delta=1e-5)
     assert jde.epsilon(step, **run) == pytest.approx(expected, rel=1e-9)
 
 

@@ -196,12 +196,6 @@ def folded_rate(right: Any, step: jde.GaussianStep):
     return dataclasses.replace(right, outer_rate=np.ones(1), rate=rate)
 
 
-def half_the_sensitivity(right: Any, step: jde.GaussianStep):
-    """Another wrong theorem: half the sensitivity without replacement."""
-    shift = np.minimum(right.shift, 1 / step.noise_multiplier)
-    return dataclasses.replace(right, shift=shift)
-
-
 def contribution_that_comes_or_not(right: Any, step: jde.GaussianStep):
     """Under zero_out, as if a clip unit without a null contributed nothing."""
     return SampledGaussianLoss(
@@ -214,7 +208,6 @@ def contribution_that_comes_or_not(right: Any, step: jde.GaussianStep):
     [
         (product_rate, SIZED),
         (folded_rate, SIZED),
-        (half_the_sensitivity, SIZED),
         (folded_rate, SLOTS),
         (contribution_that_comes_or_not, SLOTS),
     ],

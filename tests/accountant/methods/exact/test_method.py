@@ -218,15 +218,6 @@ def test_truncation_is_in_the_stated_error():
     assert 2e-11 < off < info.error * slope + of_delta.error
 
 
-def test_never_above_renyi_and_inverse_to_delta():
-    step = sampled(np.array([0.002, 0.02, 0.2]), 1.2)
-    exact = jde.epsilon(step, num_steps=800, delta=1e-6, method="exact")
-    bound = jde.epsilon(step, num_steps=800, delta=1e-6, method="rdp")
-    assert np.all(exact <= bound)
-    back = jde.delta(step, num_steps=800, epsilon=exact, method="exact")
-    np.testing.assert_allclose(back, 1e-6, rtol=1e-5)
-
-
 def test_an_epsilon_of_0_by_its_own_bound_is_exact():
     """Where the bound is 0 there is no contour, and none is needed."""
     step, run = sampled(1.127e-6, 9.8455), {"num_steps": 11_520, "delta": 2.55e-5}

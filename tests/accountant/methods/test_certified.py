@@ -302,9 +302,6 @@ def test_errors_of_the_masses_go_to_the_safe_side():
     assert less @ np.expm1(gain) + less.sum() < masses @ np.expm1(gain) + masses.sum()
 
 
-# --- One step: certified ends are at most 1e-10 apart ---
-
-
 SETTINGS = [
     ("sampled", 1.0, 0.3, 0.7, 0.25),
     ("sampled", 0.1, 1e-4, 0.3, 2.0),

@@ -320,9 +320,6 @@ def test_invalid_limits_of_runs_are_refused(given, match):
         jde.AdaptiveRun(MENU, **given)
 
 
-# --- Several settings ---
-
-
 @pytest.mark.slow
 def test_each_setting_equals_its_single_run():
     # No sampling, rates of another shape, and a worst strategy of rate 0.
@@ -362,16 +359,12 @@ def test_questions_about_one_run_refuse_several_settings():
             ask()
 
 
-@pytest.mark.parametrize("limits", [{"quotas": {"run": 1}}, {"rules": "run"}])
-def test_rules_of_inner_quotas_have_no_lower_end(limits):
+def test_rules_of_inner_quotas_have_no_lower_end():
     """Either option is allowed, not both: counting both is an upper bound."""
     either = jde.RuleBook("start", {"start": {"a": "end", "b": "end"}})
     options = {"a": jde.ApproximateDP(0.5), "b": jde.ApproximateDP(0.7)}
     inner = jde.AdaptiveRun(options, quotas={"a": 1, "b": 1}, rules=either)
-    if "rules" in limits:
-        limits = {"rules": jde.RuleBook.in_order(["run"]), "prices": {"run": 1}}
-        limits["budget"] = 1
-    run = jde.AdaptiveRun({"run": inner}, **limits)
+    run = jde.AdaptiveRun({"run": inner}, quotas={"run": 1})
     true = jde.delta(options["b"], epsilon=0.3, num_steps=1)
     lower, upper = run.delta_interval(epsilon=0.3)
     assert lower <= true < upper

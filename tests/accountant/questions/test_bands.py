@@ -155,9 +155,6 @@ def test_runs_are_counted_separately_and_copies_are_refused(tmp_path):
         read_ledgers([one, copy]).run_charged()
 
 
-# --- Runs that adapt ---
-
-
 def menu(**fields):
     step = on("user", 3, poisson(), 2.0)
     check = plain(poisson(1.0), 9.0)

@@ -154,10 +154,7 @@ def test_mu_down_to_a_floor_far_below_rounding():
 
 # --- Prices of adaptive runs: the worst strategy's profile ---
 
-
 FLOOR = 1e-6
-
-
 SLOW, FAST = step(0.1, 1.5), step(0.1, 2.2)
 MENU = {"slow": SLOW, "fast": FAST}
 RUN = jde.AdaptiveRun(MENU, prices={"slow": 5, "fast": 2}, budget=40)

@@ -108,7 +108,7 @@ def check(setting, method, **engine):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    ("name", "number"), [("sampled", 1), *((name, 3) for name in DESIGNS)]
+    ("name", "number"), [("sampled", 1), *((name, 2) for name in DESIGNS)]
 )
 def test_no_answer_is_below_the_limit(name, number):
     rng = np.random.default_rng(sorted(DESIGNS).index(name))

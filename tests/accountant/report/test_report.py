@@ -115,9 +115,6 @@ def test_reports_of_episodes():
     assert list(report.epsilon_by_level) == ["class"]
 
 
-# --- Over all units ---
-
-
 @pytest.mark.parametrize("clip_unit", ["school", "class"])
 def test_each_unit_has_the_epsilon_of_its_own_path(clip_unit):
     step = school_step(clip_unit)
@@ -393,9 +390,6 @@ def test_shuffled_epochs_are_compared_with_bins_and_poisson(monkeypatch):
     conditions = caveats.preconditions_of(jde.compose((bins, 40)))
     found = {text.partition(":")[0] for text in conditions}
     assert {"Fresh epochs", "Sums of bins"} <= found and "Fresh draws" not in found
-
-
-# --- People ---
 
 
 def test_a_report_of_examples_has_a_persons_epsilon():

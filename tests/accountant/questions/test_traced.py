@@ -163,33 +163,23 @@ def test_other_types_are_refused_by_name(number, message) -> None:
 # --- Transforms ---
 
 
-def test_batches_equal_their_settings() -> None:
-    true = on_host(NOISES[:, None], float32(0.01, 0.02))
-    grid = jax.vmap(jax.vmap(epsilon, (None, 0)), (0, None))(
-        NOISES, float32(0.01, 0.02)
-    )
+def test_batches_and_scans_equal_their_settings() -> None:
+    rates = float32(0.01, 0.02)
+    true = on_host(NOISES[:, None], rates)
+    grid = jax.vmap(jax.vmap(epsilon, (None, 0)), (0, None))(NOISES, rates)
     np.testing.assert_allclose(grid, true, rtol=2e-7)
-    np.testing.assert_allclose(
-        epsilon(NOISES[:, None], float32(0.01, 0.02)), true, 2e-7
+    np.testing.assert_allclose(epsilon(NOISES[:, None], rates), true, 2e-7)
+    by_steps = jax.vmap(lambda n: epsilon(0.8, num_steps=n, method="rdp"))
+    true = on_host(0.8, num_steps=np.arange(3), method="rdp")
+    np.testing.assert_allclose(by_steps(jnp.arange(3, dtype=jnp.int32)), true, 2e-7)
+    _, seen = jax.lax.scan(
+        lambda noise, _: (noise * 1.25, epsilon(noise)), jnp.float32(0.6), length=3
     )
-    counts = jax.vmap(lambda n: epsilon(0.8, num_steps=n, method="rdp"))(
-        jnp.arange(3, dtype=jnp.int32)
-    )
-    np.testing.assert_allclose(
-        counts, on_host(0.8, num_steps=np.arange(3), method="rdp"), rtol=2e-7
-    )
-
-
-def test_a_scan() -> None:
-    def body(noise, _):
-        return noise * 1.25, epsilon(noise)
-
-    _, seen = jax.lax.scan(body, jnp.float32(0.6), None, length=3)
     np.testing.assert_allclose(seen, on_host(0.6 * 1.25 ** np.arange(3)), rtol=1e-5)
 
 
 SEVERAL_DEVICES = """
-import threading
+from concurrent.futures import ThreadPoolExecutor
 import jax, jax.numpy as jnp, numpy as np
 import jaxdp_episodic as jde
 from jaxdp_episodic import traced
@@ -215,13 +205,8 @@ each = jax.jit(jax.shard_map(epsilon, **specs))
 explicit = jax.make_mesh((2,), ("r",), axis_types=(jax.sharding.AxisType.Explicit,))
 placed = jax.device_put(noises, jax.NamedSharding(explicit, P("r")))
 found = [jax.jit(jax.vmap(epsilon))(placed), jax.jit(epsilon)(placed)]
-ask = lambda: found.extend(each(noises) for _ in range(3))
-threads = [threading.Thread(target=ask) for _ in range(6)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-assert len(found) == 20
+with ThreadPoolExecutor(6) as pool:
+    found.extend(pool.map(lambda _: each(noises), range(18)))
 for one in found:
     np.testing.assert_allclose(one, true, rtol=2e-7)
 

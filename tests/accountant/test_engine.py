@@ -243,9 +243,8 @@ float64_square = _engine.float64_boundary(lambda x: x * x)
 
 
 def on_numpy():
-    return jde.epsilon(
-        step(0.01, 1.0), delta=1e-5, num_steps=10, method="rdp", engine="numpy"
-    )
+    run = {"delta": 1e-5, "num_steps": 10, "engine": "numpy"}
+    return jde.epsilon(step(0.01, 1.0), **run)
 
 
 def on_jax():
@@ -298,17 +297,14 @@ def test_branches_that_are_not_taken_may_be_infinite_or_nan(name):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
 def test_a_forked_process_answers_on_numpy():
     assert not _engine._is_fork_of_jax
-    expected = jde.epsilon(step(0.01, 1.0), delta=1e-5, num_steps=10)
+    expected = on_numpy()
     child = os.fork()
     if child == 0:
         code = 1
         try:
             with _engine.using_engine("auto"):
                 same = _engine.choose_engine(10**9, 1) == "numpy"
-            answer = jde.epsilon(
-                step(0.01, 1.0), delta=1e-5, num_steps=10, engine="numpy"
-            )
-            code = 0 if same and abs(answer - expected) < 1e-9 else 2
+            code = 0 if same and abs(on_numpy() - expected) < 1e-9 else 2
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
@@ -319,8 +315,6 @@ def test_a_forked_process_answers_on_numpy():
 # --- Engines, chunks, threads and flags do not change answers ---
 
 
-# These tests are about the Rényi bounds.
-rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
 ENGINES = ("numpy", "jax")
 MANY = 4096 + 1
 
@@ -346,9 +340,7 @@ def answers(engine):
 
 def identical(ours, theirs):
     return all(
-        isinstance(a, np.ndarray | np.float64)
-        and a.dtype == b.dtype == np.float64
-        and a.tobytes() == b.tobytes()
+        a.dtype == b.dtype == np.float64 and a.tobytes() == b.tobytes()
         for a, b in zip(ours, theirs, strict=True)
     )
 
@@ -368,7 +360,7 @@ def test_flags_and_engines_are_per_thread():
         with jax.enable_x64(enabled):
             found = answers(engine)
             with pytest.raises(ValueError, match="delta"), using_engine(engine):
-                rdp_epsilon(step(0.1, 1.0), delta=2.0, num_steps=1)
+                jde.epsilon(step(0.1, 1.0), delta=2.0, num_steps=1)
             return found, x64_is_on()
 
     flags, engines = [False, True, True, False], [*ENGINES, *ENGINES]
@@ -379,12 +371,8 @@ def test_flags_and_engines_are_per_thread():
         assert identical(found, reference[engine])
 
 
-def settings_of(size):
-    return step(*settings(size))
-
-
-def rdp_of(asked):
-    return jde.rdp(asked, 5.5, direction="forward")
+def rdp_of(size):
+    return jde.rdp(step(*settings(size)), 5.5, direction="forward")
 
 
 class TestChunks:
@@ -408,10 +396,10 @@ class TestChunks:
             assert sum(seen) == size and max(seen) <= 64
 
     def test_any_number_of_workers_gives_the_same(self, monkeypatch):
-        found = rdp_of(settings_of(600))
+        found = rdp_of(600)
         for cores in (1, 3):
             monkeypatch.setattr(chunked, "num_cores", lambda cores=cores: cores)
-            np.testing.assert_array_equal(rdp_of(settings_of(600)), found)
+            np.testing.assert_array_equal(rdp_of(600), found)
         assert found.flags.writeable and found.flags.c_contiguous
 
 
@@ -424,9 +412,9 @@ class TestChunks:
     ],
 )
 def test_a_callers_array_settings_do_not_matter(engine, setting):
-    expected = rdp_of(settings_of(9))
+    expected = rdp_of(9)
     with setting():
-        got = rdp_of(settings_of(9))
+        got = rdp_of(9)
     np.testing.assert_array_equal(got, expected)
 
 

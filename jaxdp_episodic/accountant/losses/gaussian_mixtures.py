@@ -290,10 +290,6 @@ class GaussianMixtureLoss(MixtureLoss):
         shifts = tuple(np.clip(s, least, most) for s in self.shifts)
         return dataclasses.replace(self, rate=rate, shifts=shifts)
 
-    def scaled(self, factor: Array) -> Self:
-        """See `PrivacyLoss`."""
-        return dataclasses.replace(self, shifts=tuple(s * factor for s in self.shifts))
-
     def both_halves(self, shape: tuple[int, ...] | None = None) -> tuple[Half, ...]:
         """See `MixtureLoss`."""
         xp = namespace(*self.fields)

@@ -151,10 +151,6 @@ class PrivacyLoss(abc.ABC):
         raised = {n: np.maximum(rate, _SMALLEST_RATE) for n, rate in self.rates.items()}
         return dataclasses.replace(self, **raised)
 
-    def scaled(self, factor: Array) -> Self:
-        """Returns the mechanism with its noise divided by a factor."""
-        raise NotImplementedError(f"{type(self).__name__} has no noise to change")
-
     @abc.abstractmethod
     def hints(self) -> Hints:
         """Returns a similar sampled Gaussian, from which searches start."""
@@ -194,13 +190,6 @@ class NoisyLoss(PrivacyLoss):
         """Returns rates and shifts that kernels can compute with."""
         shift = np.clip(self._shift, self.SMALLEST_LOSS, self.LARGEST_LOSS)
         return dataclasses.replace(super().kept_in_range(), shift=shift)
-
-    def scaled(self, factor: Array) -> Self:
-        """Returns the mechanism with its noise divided by a factor."""
-        # An infinite shift (no noise) times 0 stays infinite.
-        with np.errstate(invalid="ignore", over="ignore"):
-            shift = self._shift * factor
-        return dataclasses.replace(self, shift=np.where(np.isnan(shift), np.inf, shift))
 
     @property
     def _inner_rate(self) -> Array:

@@ -245,11 +245,6 @@ class Run:
         """Returns the run with a further last axis of length 1."""
         return self.map(lambda field: np.asarray(field)[..., None])
 
-    def scaled(self, factor: np.ndarray) -> Self:
-        """Returns the run with the noise of all its steps divided by a factor."""
-        losses = tuple(loss.scaled(factor) for loss in self.losses)
-        return type(self)(losses, self.counts)
-
     def in_reach(self) -> Self:
         """Returns an *upper bound* of the run that needs less noise."""
         without = [loss.is_unprotected & (count > 0) for loss, count in self.uses]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,10 @@ _MAX_STEPS = 2**53
 _LONGEST_EPOCH = 2**30
 
 
+Excess = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""From numbers and elements to the elements' ``log(epsilon / target)``."""
+
+
 class Targets:
     """The flattened targets of one calibration, and the runs that must meet them."""
 
@@ -96,25 +101,30 @@ class Targets:
         self.by_contour = False
         self.had_bound = np.zeros(self.size, bool)
 
-    def inverse_noise(self, tolerance: float) -> np.ndarray:
-        """Returns (n,) largest inverse noise within the target; 0 where none is."""
-        everywhere, found = np.arange(self.size), self.initial_inverse_noise()
+    def smallest_noise(self, tolerance: float) -> np.ndarray:
+        """Returns (n,) smallest noise within the target; inf where none is."""
+        everywhere, inverse = np.arange(self.size), self.initial_inverse_noise()
         # Certified ends take long, and only they may find a smaller noise than a bound.
         self.by_contour = self.method != "rdp"
-        found = self._largest(everywhere, found, tolerance)
+        inverse = self._largest_inverse(everywhere, inverse, tolerance)
         self.by_contour = False
         left = self.had_bound & (self.epsilon <= _LARGE) | (self.method == "pld")
         left = np.flatnonzero(left)
-        found[left] = self._largest(left, found[left], tolerance)
-        return found
+        inverse[left] = self._largest_inverse(left, inverse[left], tolerance)
+        with np.errstate(divide="ignore"):
+            return 1 / inverse
 
-    def _largest(
+    def _largest_inverse(
         self, index: np.ndarray, start: np.ndarray, tolerance: float
     ) -> np.ndarray:
-        """`inverse_noise` of some elements, as all evaluations are made now."""
+        """(n,) inverse noise of some elements, as all evaluations are made now."""
+        step: Any = self.step
+        by_noise = self.excess_by(
+            lambda noise: dataclasses.replace(step, noise_multiplier=noise)
+        )
 
-        def excess(inverse_noise: np.ndarray, active: np.ndarray) -> np.ndarray:
-            return self.excess(index[active], inverse_noise=inverse_noise)
+        def excess(inverse: np.ndarray, active: np.ndarray) -> np.ndarray:
+            return by_noise(1 / inverse, index[active])
 
         # Rounding at large targets may exceed the tolerance.
         rounded = np.minimum(_ROUNDING_OF_ORDERS * self.epsilon[index], COARSEST)
@@ -129,24 +139,30 @@ class Targets:
             ends=ends,
         )
 
+    def excess_by(
+        self, changed: Callable[[np.ndarray], OneStep], initial: float = 1.0
+    ) -> Excess:
+        """Returns the excess of some elements as a function of a number of the step."""
+        every = np.full(self.size, initial)
+
+        def excess(value: np.ndarray, active: np.ndarray) -> np.ndarray:
+            every[active] = value
+            return self.excess(active, step=changed(every.reshape(self.shape)))
+
+        return excess
+
     def excess(
         self,
         active: np.ndarray,
         *,
         step: OneStep | None = None,
-        inverse_noise: np.ndarray | None = None,
         num_steps: np.ndarray | None = None,
     ) -> np.ndarray:
         """Returns ``log(epsilon / target)`` of some elements, with changed settings."""
-        runs = self.runs
-        if step is not None or num_steps is not None:
-            steps = self.num_steps.copy()
-            steps[active] = self.num_steps[active] if num_steps is None else num_steps
-            runs = runs_of(step or self.step, steps.reshape(self.shape))
-        runs = [self._taken(run, active) for run in runs]
-        if inverse_noise is not None:
-            runs = [run.scaled(inverse_noise[:, None]) for run in runs]
-        runs = [run.in_reach() for run in runs]
+        steps = self.num_steps.copy()
+        steps[active] = self.num_steps[active] if num_steps is None else num_steps
+        runs = runs_of(step or self.step, steps.reshape(self.shape))
+        runs = [self._taken(run, active).in_reach() for run in runs]
         # Compiled kernels find an initial value faster than with a second contour.
         compiled = all(loss.compiles for run in runs for loss in run.losses)
         guess = None if compiled else self.epsilon[active]
@@ -311,20 +327,7 @@ def calibrate_noise_multiplier(
     step = dataclasses.replace(step, noise_multiplier=1.0)
     run = Targets(step, epsilon, delta, num_steps, method)
     with asking_together(run.size * _EVALUATIONS):
-        with np.errstate(divide="ignore"):  # no noise is enough
-            found = 1 / run.inverse_noise(tolerance)
-
-        def evaluated(elements: np.ndarray) -> np.ndarray:
-            noise = found.reshape(run.shape)
-            at_noise = dataclasses.replace(step, noise_multiplier=noise)
-            return run.excess(elements, step=at_noise)
-
-        # 1 / (1 / x) may round down, but the returned value must be a checked one.
-        bad, more = np.flatnonzero(~(evaluated(np.arange(run.size)) <= 0)), _TOLERANCE
-        while (bad := bad[np.isfinite(found[bad])]).size:
-            raised = found[bad] * (1 + more)
-            found[bad] = np.where(raised > MOST_NOISE, np.inf, raised)
-            bad, more = bad[~(evaluated(bad) <= 0)], 2 * more
+        found = run.smallest_noise(tolerance)
     for each in run.runs:  # no step, or no path is sampled
         none = np.broadcast_to(each.loses_nothing.all(axis=-1), run.shape)
         found[none.reshape(-1)] = 0.0
@@ -428,14 +431,10 @@ def calibrate_rate(
     one = at_rate(smallest)
     run = Targets(one, epsilon, delta, num_steps, method)
     everywhere = np.arange(run.size)
-    all_rates = np.full(run.size, np.max(smallest, initial=1), np.float64)
-
-    def excess(rate: np.ndarray, active: np.ndarray) -> np.ndarray:
-        all_rates[active] = rate
-        return run.excess(active, step=at_rate(all_rates.reshape(run.shape)))
-
+    initial = float(np.max(smallest, initial=1))
+    excess = run.excess_by(at_rate, initial)
     if isinstance(scheme, EpochScheme):
-        return run.shaped(_shortest_epoch(excess, all_rates.copy()))
+        return run.shaped(_shortest_epoch(excess, np.full(run.size, initial)))
     is_share = isinstance(scheme, Poisson)
     ends = (_SMALLEST_PROBABILITY, 1.0)
     if not is_share:

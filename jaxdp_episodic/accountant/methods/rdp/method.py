@@ -178,7 +178,8 @@ def _evaluate(
         whole = run.map(lambda a: np.broadcast_to(a, shape) if np.size(a) > 1 else a)
     no_loss, no_noise = run.loses_nothing, run.is_unprotected
     flat_target = np.broadcast_to(np.asarray(target, np.float64), shape).reshape(-1)
-    groups = tuple(_all(group, flat_target.size) for group in whole.groups())
+    size = flat_target.size
+    groups = map_arrays(lambda a: np.broadcast_to(a, (len(a), size)), whole.groups())
     arrays: tuple[Any, ...] = (flat_target, groups)
     if near is not None:
         arrays += (np.broadcast_to(near, shape).reshape(-1),)
@@ -210,11 +211,11 @@ def _by_chunks(
     size, losses = arrays[0].size, [group.loss for group in arrays[1]]
 
     def chunk(part: Any) -> tuple[np.ndarray, np.ndarray]:
-        options = dict(static)
+        options, block = dict(static), part[0].shape[-1]
         if engine_name() == "jax":  # not compiled for ``near`` and ``loose``
             part = part[:2]
             options.pop("loose", None)
-        block = _block(part[0].shape[-1])
+            block = min(block, _CPU_BLOCK) if on_cpu() else block
         return kernel(*part, on_lattice=on_lattice, block=block, **options)
 
     kinds = tuple((type(g.loss).__name__, len(g.count)) for g in arrays[1])
@@ -222,17 +223,6 @@ def _by_chunks(
     with using_choice(choose_engine(size, _KERNEL._replace(what=asked), losses)):
         value, order = in_chunks(chunk, arrays, _CHUNKS)
     return value, order
-
-
-def _all(group: Group, size: int) -> Group:
-    """Broadcasts a group's arrays to all settings, without a copy."""
-    return map_arrays(lambda a: np.broadcast_to(a, (a.shape[0], size)), group)
-
-
-def _block(size: int) -> int:
-    if engine_name() == "jax" and on_cpu():
-        return min(size, _CPU_BLOCK)
-    return size
 
 
 def answer_at_orders(

@@ -186,46 +186,33 @@ def test_a_priced_run_of_quotas_may_come_after_options_beside_them():
     assert true == pytest.approx(0.16185622, rel=1e-7)
 
 
-def _run_within(rng):
-    """Options of two menus, an inner run of prices, and its moves."""
-    plain, inner = _answer(rng, 0.1), [_answer(rng) for _ in range(2)]
-    prices = {"a": 1, "b": int(rng.integers(1, 3))}
-    options = {name: release for name, (release, _) in zip("ab", inner, strict=True)}
-    run = jde.AdaptiveRun(options, prices=prices, budget=2)
-    menu = [pair for _, pair in (plain, *inner)]
-    return plain[0], run, menu, adaptive.by_prices(list(prices.values())), 2
-
-
 def test_an_odometer_and_a_target_with_runs_that_stay_open():
     """Of prices, and of quotas that holds one of prices, within prices."""
-    plain, inner, menu, inner_moves, start = _run_within(np.random.default_rng(9))
-    prices, stated = {"plain": 1, "open": 2}, [0.0, 0.2, 0.5, 0.9]
-    run = jde.AdaptiveRun(
-        {"plain": plain, "open": inner}, prices=prices, budget=3, odometer=stated
+    rng = np.random.default_rng(9)
+    (plain, *parts), menu = zip(
+        *(_answer(rng, *z) for z in ((0.1,), (), ())), strict=True
     )
-    moves = adaptive.nested(adaptive.by_prices([1, 2]), inner_moves, 1, start)
-    worst = _worst(menu, moves, (3, None), lambda s: np.exp(stated[3 - s[0]]))
-    lower, upper = run.odometer_interval()
-    assert lower <= worst <= upper <= lower * 1.01
-    parts = {"plain": plain, "run": inner}
-    options = {
-        "plain": plain,
-        "open": jde.AdaptiveRun(parts, quotas={"plain": 1, "run": 1}),
-    }
-    costs = tuple(inner.prices.values())
-    within = adaptive.Run((1, 2), prices=costs, budget=start)
-    mirrored = (0, adaptive.Run((0, within), quotas=(1, 1)))
+    costs = (1, int(rng.integers(1, 3)))
+    priced = {"prices": dict(zip("ab", costs, strict=True)), "budget": 2}
+    inner = jde.AdaptiveRun(dict(zip("ab", parts, strict=True)), **priced)
+    within = adaptive.Run((1, 2), prices=costs, budget=2)
+    quotas = {"plain": 1, "run": 1}
+    outer = jde.AdaptiveRun({"plain": plain, "run": inner}, quotas=quotas)
+    prices, stated = {"plain": 1, "open": 2}, [0.0, 0.2, 0.5, 0.9]
 
-    def true(budget, ratio):
-        run = adaptive.Run(mirrored, prices=(1, 2), budget=budget)
+    def true(mirrored, budget, ratio):
+        run = adaptive.Run((0, mirrored), prices=(1, 2), budget=budget)
         return _worst(menu, adaptive.interleaved, adaptive.begun(run), ratio)
 
-    run = jde.AdaptiveRun(options, prices=prices, budget=3, odometer=stated)
-    lower, upper = run.odometer_interval()
-    worst = true(3, lambda state: np.exp(stated[3 - state.left]))
-    assert lower <= worst <= upper <= lower * 1.01
+    mirrored = adaptive.Run((0, within), quotas=(1, 1))
+    for one, same in ((inner, within), (outer, mirrored)):
+        options = {"plain": plain, "open": one}
+        run = jde.AdaptiveRun(options, prices=prices, budget=3, odometer=stated)
+        lower, upper = run.odometer_interval()
+        worst = true(same, 3, lambda state: np.exp(stated[3 - state.left]))
+        assert lower <= worst <= upper <= lower * 1.01
     # The largest budget that keeps a target is that of the enumeration.
-    delta = true(3, lambda _: np.exp(0.5)) * 1.01
-    assert delta < true(4, lambda _: np.exp(0.5)) * 0.99
+    delta = true(mirrored, 3, lambda _: np.exp(0.5)) * 1.01
+    assert delta < true(mirrored, 4, lambda _: np.exp(0.5)) * 0.99
     found = jde.AdaptiveRun(options, prices=prices, epsilon=0.5, delta=delta)
     assert found.budget == 3

@@ -75,9 +75,10 @@ class Design(NamedTuple):
     def _law(self, is_own):
         if self.name.startswith("nested"):  # the task contributes in every step
             share = 0.5 if is_own else 0.0
-            return banded.thinned({("u",): share, ("v",): 1 - share}, 0.6)
+            return {("u",): 0.6 * share, ("v",): 0.6 * (1 - share), (): 0.4}
         if self.name == "slots":  # places 1 and 3 of five, or 0, 2 and 4
-            return banded.subsets(("u", "v") if is_own else ("v", "w", "x"), 1)
+            names = "uv" if is_own else "vwx"
+            return {(name,): 1 / len(names) for name in names}
         return poisson(("u", "v") if is_own else ("w",), 0.5)
 
 

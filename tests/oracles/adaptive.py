@@ -27,28 +27,6 @@ def by_quotas(left: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
     ]
 
 
-def nested(outer: Moves, inner: Moves, option: int, start: Hashable) -> Moves:
-    """An option that is a run of its own, left and never entered again when one likes.
-
-    States are (outer's, inner's or None). The option, and inner's options from its
-    number on, are the last ones of the menu.
-    """
-
-    def moves(state):
-        at, within = state
-        found = []
-        if within is not None:
-            found = [(option + k, (at, to)) for k, to in inner(within)]
-        for k, to in outer(at):
-            if k == option:
-                found += [(option + j, (to, after)) for j, after in inner(start)]
-            else:
-                found.append((k, (to, None)))
-        return found
-
-    return moves
-
-
 class Run(NamedTuple):
     """A run within runs: its limits and its options, leaves' numbers or runs."""
 

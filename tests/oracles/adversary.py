@@ -110,7 +110,7 @@ def worst_tables(design: trees.Design) -> list[Table]:
     poisson = clip > 0 and design.schemes[clip - 1].kind == "poisson"
     table: Table = {}
     for content in trees.all_contents(design):
-        drawn = set(trees.content_leaves(content))
+        drawn = set(trees.content_names(content))
         name = content[0] if isinstance(content, tuple) else content
         if drawn & private:
             # The changed value of a replaced unit pulls the other way.

@@ -75,18 +75,6 @@ def poisson(units: Sequence[str], rate: float) -> Law:
     return law
 
 
-def subsets(units: Sequence[str], size: int) -> Law:
-    """So many of the units, all subsets alike."""
-    draws = list(itertools.combinations(units, size))
-    return {draw: 1 / len(draws) for draw in draws}
-
-
-def thinned(law: Law, rate: float) -> Law:
-    """The draw with this probability, otherwise nothing."""
-    scaled = {draw: rate * p for draw, p in law.items()}
-    return {**scaled, (): scaled.get((), 0.0) + 1 - rate}
-
-
 def independent(laws: Sequence[Law]) -> Runs:
     """Steps that draw with fresh bits."""
     return {

@@ -46,12 +46,10 @@ def rows_distribution(tree: Any, schemes: tuple, clip_level: int) -> Distributio
 
 
 def _rows(units: Iterable[Iterable[Any]]) -> tuple:
-    """Of each row the examples in some contents."""
-    leaves = trees.content_leaves
+    """Of each row the examples in some contents; units' names are no numbers."""
+    rows = ([x for c in row for x in trees.content_names(c)] for row in units)
     return tuple(
-        sorted(
-            tuple(sorted(x for c in contents for x in leaves(c))) for contents in units
-        )
+        sorted(tuple(sorted(x for x in r if isinstance(x, int))) for r in rows)
     )
 
 
@@ -76,13 +74,7 @@ def grouped_rows_distribution(
 
 
 class Tally(NamedTuple):
-    """Counts, each binomial with its own probability; dependent on each other or not.
-
-    Attributes:
-      counts: array of whole numbers.
-      trials: number of independent trials behind each.
-      probability: broadcasts with ``counts``.
-    """
+    """Counts of so many trials, each binomial; dependent on each other or not."""
 
     counts: np.ndarray
     trials: int

@@ -143,39 +143,22 @@ def worst_grouped_tables(design: GroupedDesign, keys: list) -> list[dict]:
     return tables
 
 
-class IndependentDesign(NamedTuple):
-    """B episodes of a tree, each drawn afresh through all levels."""
+def independent(step: trees.Design, number: int):
+    """All contents, and table, g -> both divergences of so many episodes; exact.
 
-    root: tuple
-    schemes: tuple[trees.Scheme, ...]
-    num_episodes: int
-    path: tuple[int, ...]
-    relation: str
-    s: float
-
-    def as_step(self) -> trees.Design:
-        """One episode as a step that is clipped as a whole."""
-        return trees.Design(
-            self.root, self.schemes, 0, self.path, self.relation, self.s
-        )
-
-
-def independent(design: IndependentDesign):
-    """All contents, and table, g -> both divergences of the enumerated step; exact."""
-    step = design.as_step()
-    first, second = (
-        trees.prepare(tree, design.schemes, 0) for tree in step.neighbours()
-    )
+    Each is drawn afresh through all levels; the step is clipped as a whole.
+    """
+    first, second = (trees.prepare(tree, step.schemes, 0) for tree in step.neighbours())
 
     def power(one: mixtures.Mixture) -> mixtures.Mixture:
         total: mixtures.Mixture = {0.0: 1.0}
-        for _ in range(design.num_episodes):
+        for _ in range(number):
             total = mixtures.convolved(total, one)
         return total
 
     def divergences(table: dict[Any, float], g: np.ndarray):
         one, two = power(first(table)), power(second(step.neighbours_table(table)))
-        return mixtures.hockey_sticks(one, two, design.s, g)
+        return mixtures.hockey_sticks(one, two, step.s, g)
 
     return trees.all_contents(step), divergences
 

@@ -85,8 +85,3 @@ def epsilon_of_hits(delta, num_steps, chance, shift, log_odds, log_rest) -> floa
         return float(special.logsumexp(terms)) - np.log(delta)
 
     return optimize.brentq(excess, 1.0, mean.max() + 40 * width.max(), xtol=1e-9)
-
-
-def tail(num_steps: int, chance: float) -> np.ndarray:
-    """``P(K > k)`` of k = -1, 0, …: K of so many steps hit."""
-    return stats.binom.sf(np.arange(-1.0, num_steps + 1), num_steps, chance)

@@ -15,29 +15,23 @@ Mixture = dict[float, float]
 
 def hockey_stick(top: Mixture, bottom: Mixture, s: float, g: np.ndarray) -> np.ndarray:
     """H_g(top || bottom) of mixtures of N(s * mean, 1), for every g; exact."""
-    return _sticks(top, bottom, s, g, 1)[0]
+    return hockey_sticks(top, bottom, s, g)[0]
 
 
 def hockey_sticks(one: Mixture, two: Mixture, s: float, g: np.ndarray):
-    """`hockey_stick` of (one, two) and of (two, one); their densities are shared."""
-    return _sticks(one, two, s, g, 2)
-
-
-def _sticks(
-    top: Mixture, bottom: Mixture, s: float, g: np.ndarray, directions: int
-) -> tuple[np.ndarray, ...]:
+    """`hockey_stick` of (one, two) and of (two, one)."""
     g = np.atleast_1d(np.asarray(g, dtype=float))
-    means, tops, bottoms = _aligned(top, bottom)
+    means = np.array(sorted({*one, *two}), dtype=float)
+    tops, bottoms = (np.array([law.get(m, 0.0) for m in means]) for law in (one, two))
     if means.size > _MOST_MEANS:
         raise ValueError(f"at most {_MOST_MEANS} means fit in memory, got {means.size}")
     means = means * s
     x = np.arange(means.min() - _REACH, means.max() + _REACH, _GRID_STEP)
-    p, q = _densities(x, means, tops, bottoms)
+    kernel = np.exp(-((x[:, None] - means) ** 2) / 2)
+    p, q = kernel @ tops, kernel @ bottoms
     factor = g[:, None]
-    above_zero, signed = p > factor * q, tops - factor * bottoms
-    if directions == 2:
-        above_zero = np.concatenate([above_zero, q > factor * p])
-        signed = np.concatenate([signed, bottoms - factor * tops])
+    above_zero = np.concatenate([p > factor * q, q > factor * p])
+    signed = np.concatenate([tops - factor * bottoms, bottoms - factor * tops])
     levels, places = np.nonzero(above_zero[:, 1:] != above_zero[:, :-1])
     roots = _roots(x[places], means, signed[levels])
     out = np.empty(len(signed))
@@ -53,7 +47,7 @@ def _sticks(
         )
         start = 0 if above_zero[i, 0] else 1
         out[i] = mass[start::2].sum()
-    return tuple(np.maximum(out, 0.0).reshape(directions, -1))
+    return tuple(np.maximum(out, 0.0).reshape(2, -1))
 
 
 def convolved(one: Mixture, two: Mixture) -> Mixture:
@@ -64,20 +58,6 @@ def convolved(one: Mixture, two: Mixture) -> Mixture:
             key = round(a + b, 12)
             result[key] = result.get(key, 0.0) + wa * wb
     return result
-
-
-def _aligned(top: Mixture, bottom: Mixture):
-    """All means, with both mixtures' weights on them."""
-    means = sorted({*top, *bottom})
-    tops = np.array([top.get(m, 0.0) for m in means])
-    bottoms = np.array([bottom.get(m, 0.0) for m in means])
-    return np.array(means, dtype=float), tops, bottoms
-
-
-def _densities(x: np.ndarray, means: np.ndarray, *weights: np.ndarray):
-    """Each weighting's mixture density, up to the common constant."""
-    kernel = np.exp(-((x[:, None] - means) ** 2) / 2)
-    return [kernel @ w for w in weights]
 
 
 def _roots(left: np.ndarray, means: np.ndarray, weights: np.ndarray) -> np.ndarray:

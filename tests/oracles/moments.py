@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import mpmath as mp
 import numpy as np
 from scipy import optimize
 
@@ -186,19 +187,18 @@ def fine_independent_episodes(
 
     w_k is P(J = k | J >= 1) and e1 is P(J >= 1), J ~ Binomial(B, eta).
     """
-    rate = np.longdouble(eta)
-    with np.errstate(divide="ignore"):
-        log_not = np.log1p(-rate)
-    log_e1 = np.log(-np.expm1(num_episodes * log_not))
+    with mp.workdps(40):
+        rate, rest = mp.mpf(eta), 1 - mp.mpf(eta)
+        some, number = 1 - rest**num_episodes, num_episodes
+        shares = [
+            float(mp.binomial(number, k) * rate**k * rest ** (number - k) / some)
+            for k in range(1, number + 1)
+        ]
     terms = [
-        fine("swapped", float(np.exp(log_e1)), 2 * k * shift, alpha)
-        + np.log(math.comb(num_episodes, k) * rate**k)
-        + (num_episodes - k) * log_not
-        - log_e1
-        for k in range(1, num_episodes if eta < 1 else 0)
+        np.log(share) + fine("swapped", float(some), 2 * k * shift, alpha)
+        for k, share in enumerate(shares, 1)
+        if share > 0
     ]
-    every = fine("swapped", float(np.exp(log_e1)), 2 * num_episodes * shift, alpha)
-    terms.append(every + num_episodes * np.log(rate) - log_e1)
     return np.logaddexp.reduce(terms)
 
 

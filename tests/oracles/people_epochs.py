@@ -30,32 +30,22 @@ class Epoch(NamedTuple):
         return 2 * self.bins.shape[1]
 
 
-def epoch(
-    steps: int, contents: dict[tuple[bool, ...], float], taken: int | None = None
-) -> Epoch:
-    """`contents`: the chance of each answer to which episodes hold the person.
+def epoch(steps: int, rates: Sequence[float], taken: int | None = None) -> Epoch:
+    """Each episode holds the person with a chance of its own.
 
     Of the steps ``taken`` are observed, all by default.
     """
-    number = len(next(iter(contents)))
-    bins, columns, weights = [], [], []
+    number, bins, columns, weights = len(rates), [], [], []
     for placed in itertools.product(range(steps), repeat=number):
-        for held, chance in contents.items():
-            bins.append(placed)
-            columns.append([2 * i + (not held[i]) for i in range(number)])
-            weights.append(chance / steps**number)
+        for held in itertools.product((True, False), repeat=number):
+            pairs = zip(held, rates, strict=True)
+            chance = float(np.prod([r if h else 1 - r for h, r in pairs]))
+            if chance > 0:
+                bins.append(placed)
+                columns.append([2 * i + (not held[i]) for i in range(number)])
+                weights.append(chance / steps**number)
     taken = steps if taken is None else taken
     return Epoch(taken, np.array(bins), np.array(columns), np.array(weights))
-
-
-def independent_contents(rates: Sequence[float]) -> dict[tuple[bool, ...], float]:
-    """Every episode holds the person with its own chance."""
-    found = {}
-    for held in itertools.product((True, False), repeat=len(rates)):
-        chance = np.prod([r if h else 1 - r for h, r in zip(held, rates, strict=True)])
-        if chance > 0:
-            found[held] = float(chance)
-    return found
 
 
 def density(design: Epoch, table: np.ndarray, s: float, axis: np.ndarray) -> np.ndarray:

@@ -135,15 +135,6 @@ def _leaves(node: Any) -> Iterator[Any]:
         yield node
 
 
-def content_leaves(content: Content) -> Iterator[Any]:
-    """Names of the examples drawn in a content."""
-    if isinstance(content, tuple):
-        for child in content[1]:
-            yield from content_leaves(child)
-    else:
-        yield content
-
-
 def contents(node: Any, schemes: tuple[Scheme, ...]) -> Distribution:
     """Probability of every drawn content of one unit; schemes of the levels below."""
     if not isinstance(node, tuple):

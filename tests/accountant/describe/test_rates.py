@@ -64,11 +64,6 @@ def test_without_a_population_the_specs_sizes_are_used():
     np.testing.assert_allclose(inclusion_rates(sampling), expected, rtol=1e-15)
 
 
-def test_a_level_without_a_size_is_named():
-    with pytest.raises(ValueError, match="level 'primary': .* needs population="):
-        path_rates(ONE_A_STAGE)
-
-
 def test_levels_below_the_protected_unit_need_no_size():
     sampling = MultistageSampling(
         Poisson("school", sampling_probability=0.1), WithoutReplacement("pupil", size=8)
@@ -78,6 +73,8 @@ def test_levels_below_the_protected_unit_need_no_size():
     assert path_rates(sampling, shallow, 1).multiplicity.tolist() == [12]
     with pytest.raises(ValueError, match="at least 2 levels"):
         path_rates(sampling, shallow)
+    with pytest.raises(ValueError, match="level 'pupil': .* needs population="):
+        path_rates(sampling)
 
 
 def test_a_tree_of_other_levels_is_refused():

@@ -61,7 +61,6 @@ INVALID = [
             ({"school": [1, 2], "pupil": [1]}, "equally long"),
             ({"school": [1.0, 2.0]}, "integer or string ids"),
             ({"school": ["a", None]}, "integer or string ids"),
-            ({"school": [[1, 2]]}, "1-D array"),
             ({"step": [1]}, "other than .'step'"),
         ]
     ),

@@ -59,14 +59,10 @@ def tails(loss):
     return loss.log_tails(np.linspace(0, 2, SIZE))
 
 
-def forward_excess(loss):
-    rule = MomentRule("forward", Quadrature(32, 16), True)
-    return loss.log_excess(np.linspace(0.5, 40, SIZE), rule)
-
-
-def backward_excess(loss):
-    rule = MomentRule("backward", Quadrature(32, 16))
-    return loss.log_excess(np.linspace(0.5, 40, SIZE), rule)
+def excess(loss):
+    asked = (("forward", True), ("backward", False))
+    rules = (MomentRule(way, Quadrature(32, 16), slopes) for way, slopes in asked)
+    return [loss.log_excess(np.linspace(0.5, 40, SIZE), rule) for rule in rules]
 
 
 def nodes(loss):
@@ -83,11 +79,7 @@ def nodes(loss):
 @pytest.mark.parametrize(
     "name, kernel",
     fast_and_slow(
-        [
-            (name, kernel)
-            for name in LOSSES
-            for kernel in (tails, forward_excess, backward_excess, nodes)
-        ],
+        [(name, kernel) for name in LOSSES for kernel in (tails, excess, nodes)],
         lambda name, kernel: (name, kernel) == ("antipodal", tails),
     ),
 )

@@ -247,7 +247,7 @@ def test_adaptive_contributions_cost_no_more(relation, steps, taken, spacing):
     claimed = jde.delta(
         step(steps, 1 / s, relation), epsilon=np.log(g), num_steps=taken
     )
-    design = people_epochs.epoch(steps, {(True,): 1.0}, taken)
+    design = people_epochs.epoch(steps, (1.0,), taken)
     axis = people_epochs.grid(design, s, spacing)
     without = "zero_out" if relation == ADD else relation
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from designs import Setting, episodic, fixed, poisson, poisson_step, step
+from designs import Setting, episodic, poisson, poisson_step
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
@@ -41,14 +41,6 @@ class Kind(NamedTuple):
     above: float = RELATIVE
 
 
-POPULATION = 10**12
-
-
-def sizes(x: Setting) -> np.ndarray:
-    """Sample sizes whose rates are about the given ones."""
-    return np.maximum(np.round(POPULATION * x.rate).astype(np.int64), 1)
-
-
 def of_pair(name: str, factor: float = 1.0) -> Callable[..., np.longdouble]:
     """The oracle of a pair whose shift is ``factor`` / noise."""
 
@@ -60,11 +52,6 @@ def of_pair(name: str, factor: float = 1.0) -> Callable[..., np.longdouble]:
     return log_excess
 
 
-def sized(x: Setting, alpha: float, direction: str) -> np.longdouble:
-    rate = float(sizes(x) / POPULATION)
-    return moments.fine("sampled", rate, float(2 / x.noise), alpha, direction=direction)
-
-
 def in_episodes(x: Setting, alpha: float, _: str) -> np.longdouble:
     episodes, rate = int(x.num_episodes), float(x.rate)
     return moments.fine_independent_episodes(episodes, rate, float(1 / x.noise), alpha)
@@ -72,9 +59,6 @@ def in_episodes(x: Setting, alpha: float, _: str) -> np.longdouble:
 
 KINDS = {
     "sampled": Kind(lambda x: poisson_step(x.noise, x.rate), of_pair("sampled")),
-    "sampled, fixed size": Kind(
-        lambda x: step(x.noise, fixed("example", x.rate, POPULATION)), sized
-    ),
     "sampled below an outer level": Kind(
         lambda x: poisson_step(x.noise, x.outer, x.rate, clip="class"),
         of_pair("sampled"),
@@ -86,11 +70,6 @@ KINDS = {
     "antipodal": Kind(
         lambda x: poisson_step(x.noise, x.rate, x.inner, clip="school"),
         of_pair("antipodal"),
-    ),
-    "antipodal below an outer level": Kind(
-        lambda x: poisson_step(x.noise, x.outer, x.rate, x.inner, clip="class"),
-        of_pair("antipodal"),
-        scaled=True,
     ),
     "zeroed": Kind(
         lambda x: poisson_step(
@@ -261,9 +240,7 @@ ON_LATTICE = {
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize(
-    "name", ["sampled", "antipodal", "swapped", "zeroed", "mixture"]
-)
+@pytest.mark.parametrize("name", ON_LATTICE)
 @pytest.mark.parametrize("is_search", [False, True])
 def test_a_lattice_keeps_its_stated_error(name, is_search):
     """Against about 2,500 nodes on panels, with derivatives and without."""

@@ -64,7 +64,6 @@ def reached(m, r):
 
 SETTINGS = {
     "frames": (frames, 5, 0.1, 0.3, 0.7),
-    "frames, large s": (frames, 3, 0.4, 0.5, 2.5),
     "frames, rare": (frames, 4, 1e-4, 1e-3, 1.0),
     "coins": (people, 0.3, 1.0, 1e-4, [6], [1.0]),
     "exchanged": (exchanged, 0.8, reached(4, 0.2), 0.6),

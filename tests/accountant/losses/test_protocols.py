@@ -3,6 +3,7 @@
 Also what mechanisms state about their two directions.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,7 +94,8 @@ def test_profile_and_moments_are_enough():
     """Several steps without nodes get the certified upper end."""
     with using_engine("numpy"):  # the kernels of this mechanism are NumPy's
         question = EpsilonAt(np.full(1, np.log(1e-6)))
-        run, known = run_of(Both, steps=5.0), run_of(_always_sampled, steps=5.0)
+        same = functools.partial(SampledGaussianLoss, np.ones(1))
+        run, known = run_of(Both, steps=5.0), run_of(same, steps=5.0)
         for method in METHODS:
             run.refuse(method)
         exact = exact_answer(question, known)
@@ -104,10 +106,6 @@ def test_profile_and_moments_are_enough():
         assert high - low < 1.1e-4 * high  # the target width is 1e-4
         bounds = (rdp_bound(question, one)[0] for one in (run, known))
         np.testing.assert_allclose(*bounds, rtol=1e-15)
-
-
-def _always_sampled(rate, shift):
-    return SampledGaussianLoss(rate, np.ones(1), shift)
 
 
 def test_a_mechanism_must_say_whether_it_is_symmetric():

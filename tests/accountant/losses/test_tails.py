@@ -241,12 +241,11 @@ def every_term(kind, eta, shift, number, t):
         lambda order: loss.log_excess(order, MomentRule("forward", FINE))
     )
     (excess,) = ask(np.full_like(k, t))
+    rates, most = (mp.mpf(eta), 1 - mp.mpf(eta)), int(number)
     terms = [
-        value
-        + float(mp.log(math.comb(int(number), j) * mp.mpf(eta) ** j / any_rate))
-        + ((number - j) * math.log1p(-eta) if j < number else 0.0)
+        value + float(mp.log(math.comb(most, j) * rates[0] ** j * rest / any_rate))
         for j, value in enumerate(excess.tolist(), 1)
-        if eta < 1 or j == number
+        if (rest := rates[1] ** (most - j)) > 0
     ]
     return float(np.logaddexp.reduce(terms))
 

@@ -6,6 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 from scipy.special import erf
+from scipy.stats import binom
 
 import jaxdp_episodic as jde
 from designs import episodic, fixed, grouped, levels, poisson
@@ -160,7 +161,7 @@ def test_down_to_no_noise(method, relation):
 def test_other_mechanisms(method, scale):
     """Losses K s, K binomial."""
     steps, rate, delta = 1_000, 0.3, 1e-6
-    hits = int(np.argmax(little_noise.tail(steps, rate) <= delta)) - 1
+    hits = int(np.argmax(binom.sf(np.arange(-1, steps + 1), steps, rate) <= delta)) - 1
     releases = {
         "laplace": jde.LaplaceRelease(scale, sampling_probability=rate),
         "discrete": jde.DiscreteLaplaceRelease(1 / scale, sampling_probability=rate),

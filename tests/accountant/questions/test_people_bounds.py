@@ -186,8 +186,7 @@ def test_no_reaction_within_an_epoch_exceeds_what_is_charged(
     fields = {"noise_multiplier": 1 / s, "neighboring_relation": relation}
     step = _epoch(steps, units, drawn, **fields)
     charged = np.asarray(jde.delta(step, num_steps=steps, epsilon=EPSILONS))
-    contents = people_epochs.independent_contents((drawn[0] / drawn[1],) * units)
-    design = people_epochs.epoch(steps, contents)
+    design = people_epochs.epoch(steps, (drawn[0] / drawn[1],) * units)
     axis = people_epochs.grid(design, s, 0.05 if steps < 3 else 0.2)
     worst = np.zeros(len(EPSILONS))
     for sign in (1, -1):

@@ -306,10 +306,8 @@ def test_grouped_classes(drawn, path, relation, options, reached):
 def test_independent_episodes(num_episodes, reached, relation):
     root = EXTREMES["wor/add_remove/task"].root
     schemes = (trees.Scheme("poisson", 0.3), ONE)
-    design = episodes.IndependentDesign(
-        root, schemes, num_episodes, (0, 0), relation, 0.6
-    )
-    one_episode = step_of(design.as_step(), root)
+    design = trees.Design(root, schemes, 0, (0, 0), relation, 0.6)
+    one_episode = step_of(design, root)
     step = jde.GaussianStep(
         jde.IndependentEpisodes(one_episode.design, num_episodes=num_episodes),
         noise_multiplier=1 / design.s,
@@ -317,7 +315,7 @@ def test_independent_episodes(num_episodes, reached, relation):
         population=one_episode.population,
         small_units="keep",
     )
-    keys, divergences = episodes.independent(design)
-    tables = adversary.worst_tables(design.as_step())
+    keys, divergences = episodes.independent(design, num_episodes)
+    tables = adversary.worst_tables(design)
     ratio = check_episodes(claim_of(step), tables, keys, divergences)
     assert reached < ratio <= SOUND

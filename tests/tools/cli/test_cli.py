@@ -135,19 +135,6 @@ def test_a_grid_is_printed_as_a_table_of_its_varying_fields(call):
     assert rows[-4].split() == ["epsilon", "noise", "multiplier"]
 
 
-def test_a_composed_run(call):
-    part = REQUEST.partition("[step]")[2]
-    content = 'version = 1\ndelta = 1e-5\n[step]\ntype = "ComposedSteps"\n'
-    content += "counts = [300, 7]\n"
-    for noise in ("1.5", "4.0"):
-        table = part.replace("= 1.5", f"= {noise}")
-        content += "[[step.steps]]" + table.replace("[step.", "[step.steps.")
-    _, out, _ = call("epsilon", content, "--json")
-    run = jde.compose((STEP, 300), (dataclasses.replace(STEP, noise_multiplier=4.0), 7))
-    assert json.loads(out)["epsilon"] == jde.epsilon(run, delta=1e-5)
-    assert "300 + 7" in call("epsilon", content)[1]
-
-
 def test_an_epsilon_without_meaning_is_warned_of(call):
     """A delta above the probability of being drawn makes epsilon 0."""
     content = CALIBRATE.replace("probability = 0.01", "probability = 1e-9")

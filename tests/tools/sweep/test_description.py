@@ -283,20 +283,6 @@ def test_whole_numbers_are_rounded_and_kept_once(field):
     )
 
 
-def test_corners_are_extremes():
-    grid = Grid(
-        (
-            Axis(field="num_steps", values=[3, 9, 1]),
-            Axis(field="method", values=["rdp", "exact"]),
-            Axis(field="noise_multiplier", linspace=[1, 2, 100]),
-        )
-    )
-    corners = grid.corners()
-    assert set(zip(*(c.tolist() for c in corners.values()), strict=True)) == set(
-        itertools.product([1, 9], ["rdp", "exact"], [1.0, 2.0])
-    )
-
-
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [

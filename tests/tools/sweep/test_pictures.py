@@ -167,8 +167,6 @@ def test_nothing_to_draw(read, tmp_path):
     SweepFolder.opened(tmp_path / "begun", sweep)
     with pytest.raises(ValueError, match="not finished"):
         pictures.draw(tmp_path / "begun")
-    with pytest.raises(FileNotFoundError):
-        pictures.draw(tmp_path / "nothing")
     folder = pretended(
         sweep, tmp_path / "out", lambda num_steps, **_: np.full(num_steps.shape, np.inf)
     )

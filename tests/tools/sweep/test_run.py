@@ -44,11 +44,6 @@ from sweep_runs import (
 pytestmark = pytest.mark.usefixtures("shared_cache")
 
 
-@pytest.fixture
-def without_pyarrow(monkeypatch):
-    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
-
-
 def test_the_table_has_every_setting(read, tmp_path):
     sweep = read(SMALL)
     outcome = run_sweep(sweep, tmp_path / "out")
@@ -68,18 +63,6 @@ def test_the_table_has_every_setting(read, tmp_path):
     assert (again.num_evaluated, again.table) == (0, outcome.table)
 
 
-def test_npz_without_pyarrow(read, tmp_path, without_pyarrow):
-    outcome = run_sweep(read(SMALL), tmp_path / "out")
-    assert outcome.table.name == "table.npz"
-    with np.load(outcome.table, allow_pickle=False) as archive:
-        arrays = dict(archive)
-    assert arrays["noise_multiplier"][:2].tolist() == [0.8, 0.8]
-    (epsilon,) = columns(outcome.table, "epsilon")
-    np.testing.assert_array_equal(arrays["epsilon"], epsilon)
-    run_sweep(read(SMALL), tmp_path / "again")
-    assert (tmp_path / "again/table.npz").read_bytes() == outcome.table.read_bytes()
-
-
 FEW = REQUEST.replace("0.01", "0.1")
 EXACT = (
     FEW.replace("num_steps = 300\n", "")
@@ -89,13 +72,11 @@ EXACT = (
 )
 
 
-@pytest.mark.parametrize("pyarrow", [True, False])
-def test_exact_answers_have_error_and_flag(
-    read, tmp_path, monkeypatch, request, pyarrow
-):
+@pytest.mark.parametrize("kind", ["parquet", "npz"])
+def test_exact_answers_have_error_and_flag(read, tmp_path, monkeypatch, kind):
     """The table has an exact answer's error, and whether it is a certified bound."""
-    if not pyarrow:
-        request.getfixturevalue("without_pyarrow")
+    if kind == "npz":  # where pyarrow is missing
+        monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
     pretended, answer = [], EpsilonRequest.answer_with_info
 
     def partly_certified(asked):
@@ -106,6 +87,10 @@ def test_exact_answers_have_error_and_flag(
 
     monkeypatch.setattr(EpsilonRequest, "answer_with_info", partly_certified)
     outcome = run_sweep(read(EXACT), tmp_path / "out")
+    assert outcome.table.name == f"table.{kind}"
+    again = run_sweep(read(EXACT), tmp_path / "again").table
+    assert again.read_bytes() == outcome.table.read_bytes()
+    del pretended[len(pretended) // 2 :]
     names = ("method", "epsilon", "error", "is_certified_bound")
     method, epsilon, error, certified = columns(outcome.table, *names)
     assert certified.dtype == bool
@@ -429,18 +414,16 @@ def peak(folder, noises, rates, *kinds, **zipped):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_pictures_of_ten_million_settings(tmp_path):
-    """Without the memory of the accountant's kernels."""
-    assert peak(tmp_path / "many", 2500, 4000, "contours", "lines", "pareto") < 700
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_axes_of_ten_million_values(tmp_path):
-    """Only the values of an axis are held in memory."""
-    most = 10_000_000
-    mib = peak(tmp_path / "long", most, most, "lines", "pareto", zip="a")
-    assert mib < 1000
+@pytest.mark.parametrize(
+    ("settings", "kinds", "zipped", "most"),
+    [
+        ((2_500, 4_000), ("contours", "lines", "pareto"), {}, 700),
+        ((4_000_000, 4_000_000), ("lines", "pareto"), {"zip": "a"}, 700),
+    ],
+)
+def test_memory_of_millions_of_settings(tmp_path, settings, kinds, zipped, most):
+    """MiB, without the accountant's kernels; only values of axes are held."""
+    assert peak(tmp_path / "many", *settings, *kinds, **zipped) < most
 
 
 # --- Ray, on a local cluster ---

@@ -415,15 +415,15 @@ def peak(folder, noises, rates, *kinds, **zipped):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    ("settings", "kinds", "zipped", "most"),
+    ("settings", "kinds", "zipped"),
     [
-        ((2_500, 4_000), ("contours", "lines", "pareto"), {}, 700),
-        ((4_000_000, 4_000_000), ("lines", "pareto"), {"zip": "a"}, 700),
+        ((2_500, 4_000), ("contours", "lines", "pareto"), {}),
+        ((4_000_000, 4_000_000), ("lines", "pareto"), {"zip": "a"}),
     ],
 )
-def test_memory_of_millions_of_settings(tmp_path, settings, kinds, zipped, most):
-    """MiB, without the accountant's kernels; only values of axes are held."""
-    assert peak(tmp_path / "many", *settings, *kinds, **zipped) < most
+def test_memory_of_millions_of_settings(tmp_path, settings, kinds, zipped):
+    """Only values of axes are held: 550 and 600 MiB, of which 300 are imports."""
+    assert peak(tmp_path / "many", *settings, *kinds, **zipped) < 650
 
 
 # --- Ray, on a local cluster ---

@@ -315,7 +315,6 @@ HEAD = """
 import re, sys
 from pathlib import Path
 import jax.numpy as jnp, numpy as np
-from jaxdp_episodic.tools.plots.pictures import draw
 from jaxdp_episodic.tools.sweep import run as engines
 from jaxdp_episodic.tools.sweep.description import read_sweep
 """
@@ -340,6 +339,7 @@ RUN = """
 outcome = engines.run_sweep(read_sweep(sys.argv[1]), sys.argv[2])
 """
 MEASURED = """
+from jaxdp_episodic.tools.plots.pictures import draw
 for kind in sys.argv[3:]:
     draw(Path(sys.argv[2]), kind=kind)
 status = Path("/proc/self/status").read_text()

@@ -289,13 +289,6 @@ def test_every_draw_is_fresh_and_a_function_of_entropy_and_number():
     assert passes(user_loader("example", entropy=None), 1) != once[:8]
 
 
-def test_single_examples_in_batches_of_fixed_size():
-    design = jde.WithoutReplacement("example", size=8, population=NUM_EXAMPLES)
-    step = jde.GaussianStep(design, noise_multiplier=1.0)
-    loader = step_loader(numbered(), step, num_steps=20, entropy=2)
-    assert [len(set(places.tolist())) for places, _ in loader] == [8] * 20
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

@@ -132,7 +132,6 @@ def test_the_best_that_was_measured_is_recommended(sizes, gains):
         (texts(classes=4), "means"),
         (texts(classes=3), None),
         (texts(classes=31), None),
-        (texts()._replace(feature_shape=(18,)), "means"),
         (texts()._replace(feature_shape=(17,)), None),  # fewer features than classes
         # The number of classes is private, and the sums would reveal it.
         (texts(neighboring_relation="add_remove"), None),

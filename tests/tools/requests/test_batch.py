@@ -336,24 +336,13 @@ def test_the_command_makes_the_folder_after_its_checks(tmp_path, capsys, monkeyp
 # --- Adaptive runs ---
 
 
-TEXT = """
-version = 1
-delta = 1e-5
+def adaptive(**limits):
+    options = {"bold": flat(noise=2.0)["step"], "careful": flat(noise=3.0)["step"]}
+    step = {"type": "AdaptiveRun", **limits, "options": options}
+    return to_toml({"version": 1, "delta": 1e-5, "step": step})
 
-[step]
-type = "AdaptiveRun"
-quotas = {bold = 4, careful = 6}
 
-[step.options.bold]
-type = "GaussianStep"
-noise_multiplier = 2.0
-sampling = {type = "Poisson", name = "example", sampling_probability = 0.1}
-
-[step.options.careful]
-type = "GaussianStep"
-noise_multiplier = 3.0
-sampling = {type = "Poisson", name = "example", sampling_probability = 0.1}
-"""
+TEXT = adaptive(quotas={"bold": 4, "careful": 6})
 
 
 def asked(tmp_path, text, **changes):
@@ -368,10 +357,7 @@ def test_quotas_and_prices_in_a_file(tmp_path):
     every = jde.compose((options["bold"], 4), (options["careful"], 6))
     assert request.answer() == jde.epsilon(every, delta=1e-5)
     assert request.nature == "exact, rounded up"
-    prices = TEXT.replace(
-        "quotas = {bold = 4, careful = 6}",
-        "prices = {bold = 2, careful = 1}\nbudget = 6",
-    )
+    prices = adaptive(prices={"bold": 2, "careful": 1}, budget=6)
     request = asked(tmp_path, prices)
     value, info = request.answer_with_info()
     assert request.nature == "certified upper bound" and info.is_certified_bound
@@ -385,6 +371,5 @@ def test_questions_about_planned_runs_refuse_adaptive_ones(tmp_path):
         asked(tmp_path, TEXT, method="rdp")
     with pytest.raises(NotImplementedError, match="audit covers runs fixed in advance"):
         asked(tmp_path, TEXT).planned("audit")
-    wrong = TEXT.replace("careful = 6}", "care = 6}")
     with pytest.raises(ValueError, match="options of quotas"):
-        asked(tmp_path, wrong)
+        asked(tmp_path, adaptive(quotas={"bold": 4, "care": 6}))

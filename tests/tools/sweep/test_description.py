@@ -294,25 +294,25 @@ def test_whole_numbers_are_rounded_and_kept_once(field):
         ({"linspace": [1, float("inf"), 3]}, "finite"),
         ({"geomspace": [0, 1, 3]}, "must be > 0"),
         ({"linspace": [0, 1, 10**9]}, "at most"),
+        ({"field": "method", "linspace": [0, 1, 2]}, "given by values"),
     ],
 )
 def test_faulty_axes(fields, complaint):
     with pytest.raises((TypeError, ValueError), match=complaint):
-        Axis(field="noise_multiplier", **fields)
+        Axis(**{"field": "noise_multiplier"} | fields)
 
 
-def test_faulty_grids():
-    axis = Axis(field="delta", values=[0.1])
-    with pytest.raises(ValueError, match="'delta' twice"):
-        Grid((axis, axis))
-    with pytest.raises(ValueError, match="equally long"):
-        Grid(
-            (
-                Axis(field="delta", values=[0.1], zip="a"),
-                Axis(field="epsilon", values=[1, 2], zip="a"),
-            )
-        )
-    with pytest.raises(ValueError, match="given by values"):
-        Axis(field="method", linspace=[0, 1, 2])
-    with pytest.raises(ValueError, match="at most 12 axes"):
-        Grid(tuple(Axis(field=f"l{i}.size", values=[1]) for i in range(13)))
+ONE = Axis(field="delta", values=[0.1], zip="a")
+
+
+@pytest.mark.parametrize(
+    ("axes", "complaint"),
+    [
+        ((ONE, ONE), "'delta' twice"),
+        ((ONE, Axis(field="epsilon", values=[1, 2], zip="a")), "equally long"),
+        ([Axis(field=f"l{i}.size", values=[1]) for i in range(13)], "at most 12 axes"),
+    ],
+)
+def test_faulty_grids(axes, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        Grid(tuple(axes))

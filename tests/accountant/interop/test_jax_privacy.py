@@ -339,11 +339,7 @@ def test_jax_privacys_accountants_take_our_config():
     ("base", "relation"),
     [
         (cyclic(), "add_remove"),
-        (cyclic(cycle_length=3, partition_type=INDEPENDENT), "replace_one"),
-        (
-            batch_selection.BallsInBinsSampling(iterations=4, cycle_length=4),
-            "zero_out",
-        ),
+        (batch_selection.BallsInBinsSampling(4, 4), "zero_out"),
     ],
 )
 def test_users_cost_what_records_do(base, relation):

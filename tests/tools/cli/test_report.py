@@ -11,32 +11,28 @@ from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.attacker import advantage, true_positive_rate
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.accountant.report.report import run_at_level, single_run
+from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.cli import program
 from training_runs import PLAN, TINY
 
-PATIENTS = """
-version = 1
-num_steps = 500
-delta = 1e-5
-[step]
-type = "GaussianStep"
-noise_multiplier = 1.0
-privacy_unit = "patient"
-clip_unit = "record"
-[step.sampling]
-type = "MultistageSampling"
-levels = [
-  { type = "Poisson", name = "patient", sampling_probability = 0.01 },
-  { type = "WithoutReplacement", name = "record", size = 1, population = 2 },
-]
-"""
+STEP = jde.GaussianStep(
+    jde.MultistageSampling(
+        jde.Poisson("patient", sampling_probability=0.01),
+        jde.WithoutReplacement("record", size=1, population=2),
+    ),
+    noise_multiplier=1.0,
+    privacy_unit="patient",
+    clip_unit="record",
+)
+PATIENTS = {"version": 1, "num_steps": 500, "delta": 1e-5, "step": STEP.to_dict()}
 
 
 @pytest.fixture
 def said(tmp_path, capsys):
-    """Runs the command on a file's text; returns its exit code and output."""
+    """Runs the command on a file's text or table; returns its exit code and output."""
 
-    def run(text):
+    def run(content):
+        text = content if isinstance(content, str) else to_toml(content)
         (tmp_path / "run.toml").write_text(text, encoding="utf-8")
         code = program.run(["report", str(tmp_path / "run.toml")])
         printed = capsys.readouterr()
@@ -45,26 +41,16 @@ def said(tmp_path, capsys):
     return run
 
 
-def of(clip_unit="record", relation="add_remove", **fields):
+def of(clip_unit="record", relation="add_remove"):
     """The report of the patients' request."""
-    step = jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.Poisson("patient", sampling_probability=0.01),
-            jde.WithoutReplacement("record", size=1, population=2),
-        ),
-        noise_multiplier=1.0,
-        privacy_unit="patient",
-        clip_unit=clip_unit,
-        neighboring_relation=relation,
-        **fields,
-    )
+    step = dataclasses.replace(STEP, clip_unit=clip_unit, neighboring_relation=relation)
     run = single_run(step, 500)
     report = jde.privacy_report(run, delta=1e-5, method="rdp")
     return run, report, " ".join(report_in_words(report, run).split())
 
 
 def test_reports_of_requests_contain(said):
-    code, words = said(f'method = "rdp"\n{PATIENTS}')
+    code, words = said(PATIENTS | {"method": "rdp"})
     assert code == 0
     assert "This protects one patient: what the 500 steps" in words
     assert "with one `patient` more or less in the training data" in words
@@ -136,9 +122,9 @@ def test_the_report_of_a_plan_is_of_the_recommended_run(said):
 def test_unanswerable_questions_are_refused(said):
     code, words = said("episode = 1")
     assert code == 2 and "plan: " in words
-    code, words = said(PATIENTS.replace("delta = 1e-5", "epsilon = 1.0"))
+    code, words = said(PATIENTS | {"delta": None, "epsilon": 1.0})
     assert code == 2 and "a report needs a delta" in words
-    code, words = said(PATIENTS.replace("num_steps = 500", "num_steps = [1, 2]"))
+    code, words = said(PATIENTS | {"num_steps": [1, 2]})
     assert code == 2 and "a report needs one setting" in words
     assert said("version = 1")[0] == 2
     code, words = said(PLAN.partition("[train]")[0])

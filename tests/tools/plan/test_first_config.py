@@ -1,6 +1,5 @@
 """``init``: from data of each kind to a config that the trainer accepts."""
 
-import csv
 import re
 import shutil
 import tomllib
@@ -36,24 +35,20 @@ def npz(folder, number=12, names=NAMES, repeats=1, **arrays):
     return folder / "data.npz"
 
 
-def table(folder, name="data.csv"):
-    values, labels = features()
-    with open(folder / name, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["sort", *"abcdef"])
-        for label, row in zip(labels, values.tolist(), strict=True):
-            writer.writerow([label, *row])
-    return folder / name
+def table(folder):
+    lines = ["sort,a,b,c,d,e,f"]
+    for row, label in zip(*features(), strict=True):
+        lines.append(",".join([label, *map(str, row.tolist())]))
+    (folder / "data.csv").write_text("\n".join(lines))
+    return folder / "data.csv"
 
 
 def tasks(folder):
-    rng = np.random.default_rng(0)
-    with open(folder / "tasks.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["school", "x", "y"])
-        for school in range(60):
-            for x in rng.normal(size=rng.integers(9, 15)):
-                writer.writerow([f"s{school}", x, 0.1 * x + school / 600])
+    rng, lines = np.random.default_rng(0), ["school,x,y"]
+    for school in range(60):
+        for x in rng.normal(size=rng.integers(9, 15)):
+            lines.append(f"s{school},{x},{0.1 * x + school / 600}")
+    (folder / "tasks.csv").write_text("\n".join(lines))
     return folder / "tasks.csv"
 
 

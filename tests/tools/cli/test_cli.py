@@ -135,6 +135,14 @@ def test_a_grid_is_printed_as_a_table_of_its_varying_fields(call):
     assert rows[-4].split() == ["epsilon", "noise", "multiplier"]
 
 
+def test_an_epsilon_without_meaning_is_warned_of(call):
+    """A delta above the probability of being drawn makes epsilon 0."""
+    content = CALIBRATE.replace("probability = 0.01", "probability = 1e-9")
+    said = "next to none and protects nobody: epsilon=2 and delta=1e-05"
+    (warning,) = json.loads(call("calibrate", content, "--json")[1])["warnings"]
+    assert said in warning and f"warning: {warning}" in call("calibrate", content)[1]
+
+
 # --- Populations ---
 
 

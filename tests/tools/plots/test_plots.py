@@ -38,17 +38,23 @@ class Drawn(NamedTuple):
     parts: list[tuple]
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
-    path = tmp_path_factory.mktemp("curve") / "new" / "curve.png"
-    figures, parts, new_figure = [], [], curve_plot.new_figure
+def kept_figures(module, patch):
+    """The list to which the module's new figures are added."""
+    figures, new_figure = [], module.new_figure
 
     def keep(*size):
         figures.append(new_figure(*size))
         return figures[-1]
 
+    patch.setattr(module, "new_figure", keep)
+    return figures
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    path, parts = tmp_path_factory.mktemp("curve") / "new" / "curve.png", []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curve_plot, "new_figure", keep)
+        figures = kept_figures(curve_plot, patch)
         curve = curve_plot.plot_curve(
             STEP,
             path,  # the folder is created
@@ -148,14 +154,7 @@ SCORE = {"name": "accuracy", "mean": 0.5, "low": 0.4, "high": 0.7}
 @pytest.fixture
 def drawn_run(tmp_path, monkeypatch):
     """Draws the picture; returns its axes from top to bottom."""
-    figures = []
-    new_figure = run.new_figure
-
-    def keep(*size):
-        figures.append(new_figure(*size))
-        return figures[-1]
-
-    monkeypatch.setattr(run, "new_figure", keep)
+    figures = kept_figures(run, monkeypatch)
 
     def draw(name="report.png", **parts):
         given = {

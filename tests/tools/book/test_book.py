@@ -120,6 +120,8 @@ def test_every_query_is_charged(book):
     for number in (1, 2):
         entry = charge_query(book, query, name="how many")
         assert entry.number == number and 0 < entry.price["mu"] < 0.1
+    with pytest.raises(ValueError, match="name must have 1 to 200 printable char"):
+        charge_query(book, query, name="a\nb")
     wrong = jde.LaplaceRelease(20.0, neighboring_relation="zero_out")
     with pytest.raises(ValueError, match="neighboring_relation must be 'add_remove'"):
         charge_query(book, jde.compose((wrong, 1)), name="other")

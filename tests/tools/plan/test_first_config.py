@@ -179,6 +179,10 @@ def table_of(text):
     return make
 
 
+def classes_of(*sizes):
+    return lambda folder: pictures(folder, sizes)
+
+
 def npz_of(**shapes):
     def make(folder):
         np.savez(folder / "t.npz", **{k: np.zeros(v) for k, v in shapes.items()})
@@ -198,16 +202,8 @@ REFUSED = "nothing is written, as training would refuse the config.* "
         (table_of("a;b;class\n" + "1;2;x\n" * 3), [], "must be separated by commas"),
         (table_of("class,a\nx,1\nx,2\ny,\ny,4\n"), [], "'' in record 3"),
         (npz_of(X=(9, 8, 8), y=(9,)), [], "rename them: np.savez"),
-        (
-            lambda folder: pictures(folder, sizes=(4, 4)),
-            [],
-            'learner.kind = "classifier" in a config',
-        ),
-        (
-            lambda folder: pictures(folder, sizes=(1,) * 30),
-            [],
-            r"0 of its 30 classes \(or tasks\) have two examples",
-        ),
+        (classes_of(4, 4), [], 'learner.kind = "classifier" in a config'),
+        (classes_of(*[1] * 30), [], r"0 of its 30 classes \(or tasks\) have two ex"),
         (npz, ["--target", "y"], "target is for other sources than npz"),
         (npz, ["--shots", "99"], "shots must be less than"),
         (npz, ["--population", "-1"], "population must be a whole number >= 1"),

@@ -120,6 +120,9 @@ def test_quantity_and_method_as_axes(read, monkeypatch):
     answers, _ = evaluate_chunk(sweep, 0)
     rates = [0.1, 10.1, 0.2, 10.2]
     assert answers[:, 0].tolist() == rates + [100 + rate for rate in rates]
+    # Calibrated values have no error, and are no certified bounds.
+    assert np.isnan(answers[:, 1]).tolist() == [False] * 4 + [True] * 4
+    assert answers[:, 2].tolist() == [1] * 4 + [0] * 4
 
 
 def pretended(name):
@@ -127,7 +130,7 @@ def pretended(name):
         rate = request.step.sampling.levels[0].sampling_probability
         noise = getattr(request, name) == "noise_multiplier"
         value = rate + 10 * (request.method == "exact") + 100 * noise
-        info = PrivacyInfo(np.zeros_like(value), np.zeros(value.shape, bool))
+        info = PrivacyInfo(np.zeros_like(value), np.ones(value.shape, bool))
         return value if noise else (value, info)
 
     return answer

@@ -102,19 +102,6 @@ def test_exact_answers_have_error_and_flag(read, tmp_path, monkeypatch, kind):
     assert "is_certified_bound" in said
 
 
-@pytest.mark.slow
-def test_calibrated_values_have_no_error(read, tmp_path):
-    text = FEW.replace("= 300", "= 9").replace("delta = 1e-5", "epsilon = 1.0")
-    text += axis("method", values=["pld"]) + axis("delta", values=[1e-5])
-    text += axis("quantity", values=["epsilon", "noise_multiplier"])
-    outcome = run_sweep(read(text), tmp_path / "out")
-    names = ("value", "error", "is_certified_bound")
-    value, error, certified = columns(outcome.table, *names)
-    assert np.all(value > 0)
-    assert np.isnan(error).tolist() == [False, True]
-    assert certified.tolist() == [True, False]
-
-
 def test_text_and_integers_in_the_table(read, tmp_path, monkeypatch):
     monkeypatch.setattr(
         CalibrationRequest, "answer", lambda request: 2**53 - request.delta.size

@@ -1,5 +1,6 @@
 """Adaptive runs: steps are charged first, chosen once, and resumed unchanged."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -9,6 +10,7 @@ import pytest
 import jaxdp_episodic as jde
 from crash_rigs import ending
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
+from jaxdp_episodic.accountant.report.adaptive_words import budget_in_words
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.rules import (
@@ -21,9 +23,11 @@ from jaxdp_episodic.trainer.config.rules import (
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.ledger import Ledger
 from jaxdp_episodic.trainer.run.mechanisms import check_apart
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.run.run_files import read_log
+from jaxdp_episodic.trainer.run.store import RunStore, create_store
 from jaxdp_episodic.training import AdaptiveBudget, ClippingConfig, RuleError
 from training_runs import (
     CHECK,
@@ -36,7 +40,6 @@ from training_runs import (
     assert_same,
     by_parity,
     classes,
-    held_out,
     plain_trainer,
     score_on,
     tree_step,
@@ -71,29 +74,6 @@ def test_a_run_takes_what_the_rule_chooses_and_reports_what_is_left(whole, capsy
     answer = json.loads(capsys.readouterr().out)
     assert answer["epsilon"] == run.budget.epsilon
     assert answer["taken"] == run.ledger.now.taken and answer["has_ended"]
-
-
-@pytest.mark.slow
-def test_scores_without_noise_choose_no_stage(tmp_path):
-    run = adaptive()
-    records = run.train(tmp_path, evaluations={"validation": held_out()})
-    assert run.released.name == "steps" and run.selection.split is None
-    assert "held-out data are protected here" in run.selection.words
-    assert [r["step"] for r in records if run_files.STAGES in r] == [8]
-    assert list(run.selection.scores) == ["features", "initial", "steps"]
-
-
-def without_checks(rule, **quotas):
-    options = {name: OPTIONS[name] for name in quotas}
-    budget = AdaptiveBudget((jde.AdaptiveRun(options, quotas=quotas),), DELTA)
-    return adaptive(rule, plan=budget, checks={})
-
-
-def test_a_run_without_checks_spends_the_rest(tmp_path):
-    rule = SpendRest(first="loud", number=1, rest="quiet")
-    run = without_checks(rule, loud=3, quiet=2)
-    run.train(tmp_path)
-    assert run.ledger.options == ["loud", "quiet", "quiet"] and run.scores == ()
 
 
 def test_disjoint_parts_of_the_data_are_charged_separately():
@@ -164,19 +144,6 @@ def test_the_rule_is_not_asked_again_about_a_charged_release(tmp_path, whole):
     again.train(tmp_path, checkpoint_every=3)
     assert_same(again, whole[0])
     assert asked == list(range(9))  # once for each release, and to end
-
-
-def test_without_a_seed_an_interrupted_release_is_dropped_and_stays_charged(tmp_path):
-    run = adaptive(lambda released: "check", seed=None)
-    with ending(run, "_commit_and_apply", 2):
-        run.train(tmp_path)
-    again = adaptive(lambda released: "check", seed=None)
-    with pytest.warns(UserWarning, match="step 2 was charged and interrupted"):
-        assert again.resume(tmp_path) == 2
-    with pytest.raises(RuleError, match="'check' .* used up or not permitted now"):
-        again.train(tmp_path)
-    assert [score.release for score in again.scores] == [1, 3]
-    assert again.ledger.now.taken["check"] == 3
 
 
 def test_a_chosen_end_is_final(tmp_path):
@@ -353,7 +320,6 @@ def test_composed_with_other_ledgers_it_is_charged_its_quotas(tmp_path, whole, c
 # --- Prices ---
 
 
-@pytest.mark.slow
 def test_budget_saved_on_one_option_is_left_for_another(tmp_path):
     run = jde.AdaptiveRun(
         {"loud": LOUD, "quiet": QUIET},
@@ -365,22 +331,20 @@ def test_budget_saved_on_one_option_is_left_for_another(tmp_path):
     plan = AdaptiveBudget((run, checks), DELTA, checks=("check",))
     alone = [jde.epsilon(LOUD, num_steps=12, delta=DELTA), checks.epsilon(delta=DELTA)]
     assert max(alone) <= plan.epsilon
-    rule = NextWhenStalled(options=("loud", "quiet"), every=2, patience=1)
-    run = adaptive(rule, plan=plan)
-    run.train(tmp_path)
-    taken = run.ledger.now.taken
-    assert taken["check"] >= 2 and taken["quiet"] >= 1
-    spent = taken["loud"] + 4 * taken["quiet"]
-    assert 12 - 4 < spent <= 12
-    content = read_ledger(tmp_path / run_files.STORE)
-    assert content.adaptive_taken.runs[0].spent == spent
-    said = privacy_statement(run.ledger.now)
-    assert f"{spent} of 12 spent" in said and "so far at most epsilon 2," in said
+    ledger, path = Ledger(plan), tmp_path / run_files.STORE
+    create_store(path, plan, is_seeded=False)
+    with contextlib.closing(RunStore(path)) as store, ledger.writing_to(store, {}):
+        for name in ("loud", "quiet", "check", "loud", "quiet"):
+            ledger.choose(name)
+            ledger.charge()
+        with pytest.raises(BudgetExhaustedError, match="'quiet' is used up or"):
+            ledger.choose("quiet")
+    content = read_ledger(path)
+    assert content.adaptive_taken.runs[0].spent == 10
+    said = " ".join(text for _, text in budget_in_words(ledger.now))
+    assert "10 of 12 spent" in said and "so far at most epsilon 2," in said
     with pytest.raises(NotImplementedError, match="only adaptive runs of quotas"):
         content.groups_owed()
-    with pytest.raises(BudgetExhaustedError, match="'quiet' is used up or"):
-        run.ledger.has_ended = False
-        run.ledger.choose("quiet")
 
 
 def test_the_report_names_other_releases_and_what_was_left_out():

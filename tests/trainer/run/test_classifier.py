@@ -121,21 +121,6 @@ def test_a_classifier_draws_examples_and_is_validated_by_episodes(config):
     assert 0.2 < score.mean < 1.0
 
 
-@pytest.mark.slow
-def test_a_classifier_may_protect_people(config):
-    read = config(
-        ("small = true", 'small = true\nowner = "typeface"'),
-        ('"zero_out"', '"add_remove"\nprivacy_unit = "person"'),
-        (", population = 20", ""),
-        ("l2_clip_norm = 0.5", "l2_clip_norm = 0.5\nnormalizer = 16.0"),
-        more="[people]\nexamples = 1\nclasses = 2\n",
-    )
-    trainer, _, _ = assembled(read, Tables(read, None))
-    alone = config(("epsilon = 8.0", "epsilon = 8.0"))
-    noise = assembled(alone, Tables(alone, None))[0].budget.step.noise_multiplier
-    assert trainer.budget.step.noise_multiplier > 1.2 * noise  # two examples, not one
-
-
 def test_classes_read_from_private_data_are_reported():
     """An example that is alone in its class would add an output."""
     data = classes()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from crash_rigs import ROOT, ending
+from crash_rigs import ROOT
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient import discrete_noise
@@ -16,7 +16,6 @@ from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
 from jaxdp_episodic.trainer.run.state import RunMismatchError
-from jaxdp_episodic.trainer.run.store import RunStore
 from jaxdp_episodic.training import ClippingConfig, TrainingConfig, read_config
 from training_runs import GROUPED, TINY, classes, plain_trainer, trainer
 
@@ -126,17 +125,6 @@ def test_the_clip_norms_are_public_and_in_the_file(tmp_path):
     assert f"noise of {noise * GRID / (2 * vote):.5g} to the count" in text
     assert "to a norm that followed the 0.5 quantile" in text
     assert "and the clip norm after every step" in text
-
-
-def test_a_dropped_step_does_not_change_the_clip_norm(tmp_path):
-    run, again = (plain_trainer(clipping=CLIPPING, seed=None) for _ in range(2))
-    with ending(RunStore, "release", 1):
-        run.train(tmp_path)
-    with pytest.warns(UserWarning, match="given up"):
-        assert again.resume(tmp_path) == 1
-    assert again.clip_norm == 0.5
-    again.train(tmp_path)
-    assert read_ledger(tmp_path).charged == 6
 
 
 def test_a_run_is_not_resumed_with_another_clipping(tmp_path):

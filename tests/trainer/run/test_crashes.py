@@ -6,9 +6,7 @@ import functools
 import importlib.util
 import shutil
 import sqlite3
-from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -28,11 +26,10 @@ from crash_rigs import (
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.accountant.report.ledgers import read_ledgers
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
-from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.run.mechanisms import RunDraws
 from jaxdp_episodic.trainer.run.run_files import PRIVATE, STORE, read_log
 from jaxdp_episodic.trainer.run.store import EPOCH, RunStore
-from jaxdp_episodic.training import ClippingConfig, PrivateGradient, ProtoNet, Trainer
+from jaxdp_episodic.training import ClippingConfig, PrivateGradient, ProtoNet
 from rows import fast_and_slow
 from training_runs import (
     BINS,
@@ -87,52 +84,10 @@ def other_learner():
     return {"learner": (ProtoNet(apply, ways=learner.ways), params)}
 
 
-@contextlib.contextmanager
-def edited_package(patch):
-    """A version of this package that clips differently."""
-    clip = private_gradient.clip_by_norm
-
-    def other(contribution, norm):
-        clipped, *rest = clip(contribution, 0.5 * norm)
-        return clipped, *rest
-
-    private_gradient._compiled_sum.cache_clear()
-    patch.setattr(private_gradient, "clip_by_norm", other)
-    yield
-    private_gradient._compiled_sum.cache_clear()
-
-
-@contextlib.contextmanager
-def other_versions(patch):
-    of = "jaxdp_episodic.trainer.run.trainer.described_versions"
-    patch.setattr(of, lambda: {"jax": "9.9", "numpy": "3.0"})
-    yield
-
-
-@contextlib.contextmanager
-def other_flags(patch):
-    """JAX flags that change random numbers and matrix products."""
-    config: Any = jax.config  # flags are created at run time
-    before = config.jax_threefry_partitionable
-    with (
-        jax.threefry_partitionable(not before),
-        jax.default_matmul_precision("bfloat16"),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def unchanged(patch):
-    yield
-
-
 CHANGES = {
-    "nothing": (dict, unchanged),
-    "a function": (other_learner, unchanged),
-    "the package": (dict, edited_package),
-    "versions": (dict, other_versions),
-    "flags": (dict, other_flags),
-    "the optimizer's rate": (lambda: {"optimizer": adam(0.3)}, unchanged),
+    "nothing": dict,
+    "a function": other_learner,
+    "the optimizer's rate": lambda: {"optimizer": adam(0.3)},
 }
 ATTACKS = [
     *(("steps", moment, change) for moment in MOMENTS for change in CHANGES),
@@ -147,7 +102,13 @@ FAST_ATTACKS = [
 ]
 
 
-def attacked(tmp_path, monkeypatch, kind, moment, change):
+@pytest.mark.parametrize(
+    ("kind", "moment", "change"),
+    fast_and_slow(ATTACKS, lambda *row: row in FAST_ATTACKS),
+)
+def test_no_noise_is_reused_and_no_release_uncharged(
+    tmp_path, monkeypatch, kind, moment, change
+):
     """A run killed at a moment and copied; both folders continue with a change."""
     witness, make = Witness(monkeypatch), KINDS[kind]
     folder, first, second = (tmp_path / name for name in ("run", "first", "second"))
@@ -156,39 +117,14 @@ def attacked(tmp_path, monkeypatch, kind, moment, change):
     common = read_ledger(first).charged
     assert common - 1 <= witness.released <= common
     shutil.copytree(first, second)
-    settings, patched = CHANGES[change]
-    with monkeypatch.context() as patch, patched(patch):
-        for copy in (first, second):
-            run = make(**settings())
-            gone_on(run, copy)
-            assert run.num_steps_taken == steps_of(kind)
+    for copy in (first, second):
+        run = make(**CHANGES[change]())
+        gone_on(run, copy)
+        assert run.num_steps_taken == steps_of(kind)
     if kind == "steps":  # shared epochs: see test_ledgers.py
         together = read_ledgers([copy / STORE for copy in (first, second)])
         assert together.run_charged() == (GROUPED, 2 * STEPS - common)
-    return witness.complaints((first, second), steps_of(kind))
-
-
-@pytest.mark.parametrize(
-    ("kind", "moment", "change"),
-    fast_and_slow(ATTACKS, lambda *row: row in FAST_ATTACKS),
-)
-def test_no_noise_is_reused_and_no_release_uncharged(
-    tmp_path, monkeypatch, kind, moment, change
-):
-    assert attacked(tmp_path, monkeypatch, kind, moment, change) == []
-
-
-@pytest.mark.slow
-def test_the_witness_detects_a_repeated_step(tmp_path, monkeypatch):
-    """A planted fault: a given-up step is repeated."""
-    monkeypatch.setattr(
-        "jaxdp_episodic.trainer.draw.generators.Keys.new",
-        lambda self, purpose, number: number.to_bytes(32, "little"),
-    )
-    monkeypatch.setattr(Trainer, "_give_up_unreleased", lambda run: None)
-    row = "steps", "before the release", "a function"
-    wrong = attacked(tmp_path, monkeypatch, *row)
-    assert wrong[0] == "noise was used twice" and "released" in wrong[1]
+    assert witness.complaints((first, second), steps_of(kind)) == []
 
 
 def test_a_step_interrupted_within_a_process_is_dropped(tmp_path):

@@ -32,7 +32,15 @@ from jaxdp_episodic.trainer.run.run_files import (
 from jaxdp_episodic.trainer.run.selection import best_of, choosing_split
 from jaxdp_episodic.trainer.run.store import BEST, RunStore
 from jaxdp_episodic.training import MixedModel, PrivateStatistics, StartConfig
-from training_runs import GROUPED, adam, classes, owned, plain_trainer, with_statistics
+from training_runs import (
+    GROUPED,
+    adam,
+    adaptive,
+    classes,
+    owned,
+    plain_trainer,
+    with_statistics,
+)
 
 VALIDATION = "validation"
 
@@ -269,6 +277,9 @@ def test_nothing_is_chosen_on_the_test_split(splits, expected):
     (evaluation,) = scored().values()
     given = dict.fromkeys(splits, evaluation)
     assert choosing_split(plain_trainer(), given, None)[0] == expected
+    found, words = choosing_split(adaptive(), given, None)
+    assert found is None
+    assert expected is None or "held-out data are protected" in words
 
 
 # --- Runs ---

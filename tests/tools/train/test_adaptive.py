@@ -76,31 +76,6 @@ def test_the_demo_that_stops_when_it_stalls(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_users_rule_chooses(tmp_path):
-    config = described()
-    del config["adaptive"]["rule"]
-    asked = []
-
-    def rule(released):
-        asked.append(sorted(released.left))
-        return (
-            "check" if released.last == "step" else "step" if len(asked) < 4 else None
-        )
-
-    console = Console(file=io.StringIO(), force_terminal=True, width=200)
-    result = run_training(config_of(config), tmp_path, console=console, rule=rule)
-    shown = console.file.getvalue()  # scores are no gradient steps
-    assert "steps" in shown and "gradient steps" not in shown
-    options = result.trainer.ledger.options
-    assert options == ["statistic 1", "step", "check", "step", "check"]
-    assert asked[0] == ["check", "statistic 1", "step"]
-    with pytest.raises(ValueError, match="exactly one of adaptive.rule .* got neither"):
-        run_training(config_of(config), tmp_path / "none")
-    with pytest.raises(ValueError, match="exactly one of adaptive.rule .* got both"):
-        run_training(config_of(), tmp_path / "both", rule=rule)
-
-
-@pytest.mark.slow
 def test_scores_that_share_the_budget_leave_less_for_the_steps(tmp_path):
     """The options' noise multipliers are one number times their factors."""
 
@@ -114,21 +89,6 @@ def test_scores_that_share_the_budget_leave_less_for_the_steps(tmp_path):
 
     apart, shared = noises(), noises(apart=False, share=0.1)
     assert apart[0] < shared[0] and apart[1] < shared[1]
-
-
-def at_prices():
-    """A run with prices: statistics, then steps of two noise multipliers."""
-    config = described()
-    config["num_steps"] = 3
-    config["start"]["share"] = 0.2
-    config["adaptive"]["options"] = {"loud": {"noise": 1.5}, "quiet": {"noise": 1.0}}
-    config["adaptive"]["rule"] = {
-        "type": "SpendRest",
-        "first": "loud",
-        "number": 2,
-        "rest": "quiet",
-    }
-    return config
 
 
 def test_rules_permit_first_options_once():
@@ -156,13 +116,27 @@ def test_rules_permit_first_options_once():
 
 
 @pytest.mark.slow
-def test_a_run_with_prices_begins_with_its_statistics(tmp_path):
-    result = run_training(config_of(at_prices()), tmp_path)
-    run = result.trainer.budget.runs[0]
+def test_a_users_rule_chooses_at_prices_after_the_statistics(tmp_path):
+    config, asked = described(), []
+    config["num_steps"] = 3
+    config["start"]["share"] = 0.2
+    config["adaptive"]["options"] = {"loud": {"noise": 1.5}, "quiet": {"noise": 1.0}}
+    del config["adaptive"]["rule"]
+
+    def rule(released):
+        asked.append(sorted(released.left))
+        if len(asked) < 4:
+            return ("loud", "check", "loud")[len(asked) - 1]
+        return "quiet" if released.left["quiet"] else None
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    result = run_training(config_of(config), tmp_path, console=console, rule=rule)
+    assert "gradient steps" not in console.file.getvalue()  # scores are none
+    run, ledger = result.trainer.budget.runs[0], result.trainer.ledger
     assert run.prices["statistic 1"] == 1 and 7.5 < run.epsilon(delta=1e-5) <= 8.0
-    ledger = result.trainer.ledger
-    assert ledger.options[:3] == ["statistic 1", "loud", "loud"]
-    assert set(ledger.options[3:]) <= {"quiet"} and result.epsilon <= 8
+    assert asked[0] == ["check", "loud", "quiet", "statistic 1"]
+    assert ledger.options[:4] == ["statistic 1", "loud", "check", "loud"]
+    assert set(ledger.options[4:]) <= {"quiet"} and result.epsilon <= 8
     content = read_ledger(tmp_path / run_files.STORE)
     assert content.adaptive_taken.taken == ledger.now.taken
     statement = (tmp_path / "release" / "privacy.md").read_text()
@@ -201,11 +175,19 @@ def test_a_missing_split_names_the_check():
         adaptive_plan_of(made, Tables(made, None))
 
 
-def test_a_rule_for_a_plan_is_refused(tmp_path):
-    config = described()
+def test_a_run_has_exactly_one_rule_if_it_adapts(tmp_path):
+    def train(config, rule):
+        run_training(config_of(config), tmp_path, rule=rule)
+
+    config, rule = described(), lambda released: None
+    with pytest.raises(ValueError, match="exactly one of adaptive.rule .* got both"):
+        train(config, rule)
+    del config["adaptive"]["rule"]
+    with pytest.raises(ValueError, match="exactly one of adaptive.rule .* got neither"):
+        train(config, None)
     del config["adaptive"]
     with pytest.raises(ValueError, match="rule is for a config with adaptive"):
-        run_training(config_of(config), tmp_path, rule=lambda released: None)
+        train(config, rule)
 
 
 def test_commands_for_plans_refuse_adaptive_runs():

@@ -16,9 +16,8 @@ from jaxdp_episodic.accountant.questions.budget import (
 from jaxdp_episodic.tools.train.run import _shown_warnings, run_training
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.config.training_start import StartConfig, statistics_steps
-from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.run.report import privacy_statement
-from training_runs import classes, grouped_step, trainer
+from training_runs import classes, grouped_step, trainer, tree_step
 
 TASKS = """
 version = 1
@@ -87,20 +86,16 @@ def test_the_number_of_protected_units_is_not_released(tmp_path):
     assert "one `task` more or less" in texts["privacy.md"]
 
 
+def sizes(numbers, *levels):
+    return jde.Population.from_sizes(
+        numbers, level_names=levels or ("class", "example")
+    )
+
+
 def test_the_same_holds_with_a_population():
     """With a population in the step, only the report has the counts."""
-    table = make_sinusoids(777, points=40, seed=0)
-    config = jde.MultistageSampling(
-        jde.Poisson("task", sampling_probability=0.04),
-        jde.WithoutReplacement("point", size=20),
-    )
-    step = jde.GaussianStep(
-        config,
-        noise_multiplier=1.0,
-        clip_unit="task",
-        privacy_unit="task",
-        population=table.population,
-    )
+    bounds = {"privacy_unit": "task", "population": sizes([40] * 777, "task", "point")}
+    step = tree_step("task", {"task": 0.04, "point": (20,)}, **bounds)
     budget = plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=2)
     view = public_budget(budget)
     assert view is not None and view.step.population is None
@@ -112,18 +107,9 @@ def test_a_step_that_alone_costs_nothing_may_rest_on_private_sizes():
     """Its epsilon is 0 for all sizes, but private ones calibrated its noise."""
 
     def view(bound):
-        step = jde.GaussianStep(
-            jde.MultistageSampling(
-                jde.Poisson("class", sampling_probability=1e-3),
-                jde.WithoutReplacement("example", size=4, population=bound),
-            ),
-            noise_multiplier=20.0,
-            privacy_unit="example",
-            clip_unit="example",
-            population=jde.Population.from_sizes(
-                [20] * 50, level_names=("class", "example")
-            ),
-        )
+        how = {"noise_multiplier": 20.0, "population": sizes([20] * 50)}
+        levels = {"class": 1e-3, "example": (4, bound)}
+        step = tree_step("example", levels, privacy_unit="example", **how)
         budget = PrivacyBudget(step, 1.0, 1e-5, 10, 10)
         assert budget.spent(1) == 0
         return public_budget(budget)
@@ -134,16 +120,8 @@ def test_a_step_that_alone_costs_nothing_may_rest_on_private_sizes():
 
 def test_statistics_alone_rest_on_no_private_sizes():
     """Statistics use everybody, so the sizes for the other step are not used."""
-    step = jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.Poisson("class", sampling_probability=0.1),
-            jde.WithoutReplacement("example", size=4),
-        ),
-        noise_multiplier=1.0,
-        privacy_unit="example",
-        clip_unit="class",
-        population=jde.Population.from_sizes([4321], level_names=("class", "example")),
-    )
+    how = {"privacy_unit": "example", "population": sizes([4321])}
+    step = tree_step("class", {"class": 0.1, "example": (4,)}, **how)
     everybody = statistics_steps(
         ("class", "example"),
         StartConfig(kind="mixed"),
@@ -179,17 +157,9 @@ def test_the_stated_noise_of_statistics_is_what_is_added(relation, share):
 
 
 def test_with_people_the_counts_of_examples_are_private():
-    step = jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.Poisson("class", sampling_probability=0.1),
-            jde.WithoutReplacement("example", size=4),
-        ),
-        noise_multiplier=1.0,
-        privacy_unit="person",
-        people=jde.PersonBounds(examples=1, classes=1),
-        clip_unit="class",
-        population=jde.Population.from_sizes([4321], level_names=("class", "example")),
-    )
+    bounds = jde.PersonBounds(examples=1, classes=1)
+    how = {"privacy_unit": "person", "people": bounds, "population": sizes([4321])}
+    step = tree_step("class", {"class": 0.1, "example": (4,)}, **how)
     text = privacy_statement(PrivacyBudget(step, 1.0, 1e-5, 1, 1), 1, for_release=True)
     assert "one `person` more or less" in text and "4321" not in text
     assert "How many `example` units" in text

@@ -36,25 +36,17 @@ def test_failures_leave_no_thread_running(tmp_path):
         raise RuntimeError("device lost")
 
     evaluation, learner = held_out(), ProtoNet(broken, ways=3)
+    run = plain_trainer()
+    run.sampler.draw = broken
     for act in (
-        lambda: plain_trainer().train(tmp_path, on_step=broken),
+        lambda: plain_trainer().train(tmp_path / "step", on_step=broken),
+        lambda: run.train(tmp_path / "draw"),
         lambda: evaluation(learner, {}),
     ):
         with pytest.raises(RuntimeError, match="device lost") as caught:
             act()
         assert caught.tb is not None  # keeps the frames and their objects alive
         assert not [t for t in threading.enumerate() if t.name.startswith("draw")]
-
-
-def test_errors_of_the_draw_thread_are_raised(tmp_path, monkeypatch):
-    run = plain_trainer()
-
-    def broken(generator, members):
-        raise RuntimeError("bad draw")
-
-    monkeypatch.setattr(run.sampler, "draw", broken)
-    with pytest.raises(RuntimeError, match="bad draw"):
-        run.train(tmp_path)
 
 
 @pytest.mark.parametrize("same", [False, True])
@@ -237,11 +229,10 @@ print(len(jax.local_devices()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "generator"), [(2, "threefry2x32"), (1, "rbg")])
-def test_resuming_keeps_the_device(tmp_path, devices, generator):
+def test_resuming_keeps_the_device(tmp_path):
     how = {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_DEFAULT_PRNG_IMPL": generator,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_DEFAULT_PRNG_IMPL": "rbg",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)]),
     }
@@ -253,4 +244,4 @@ def test_resuming_keeps_the_device(tmp_path, devices, generator):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.splitlines()[-1]) == devices
+    assert int(done.stdout.splitlines()[-1]) == 2

@@ -224,6 +224,17 @@ class Mine:
         return self.inner.predict(params, episode)
 
 
+def check_values(release, stage):
+    """A release's numbers for a task equal the learner's; returns the task."""
+    data, mask = make_sinusoids(2, points=8, seed=3), jnp.ones(8, jnp.float32)
+    x, y = data.features[:8], data.targets[:8]
+    episode = regression_episode(jnp.asarray(x), jnp.asarray(y), mask, shots=5)
+    wanted = stage.learner.predict(stage.params, episode)
+    found = release.predict(x[:5], y[:5], x[5:])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    return x, y
+
+
 @pytest.mark.slow
 def test_values_are_predicted_by_a_task_and_its_support(tmp_path):
     data = make_sinusoids(30, points=8, seed=0)
@@ -241,14 +252,7 @@ def test_values_are_predicted_by_a_task_and_its_support(tmp_path):
         tmp_path / "release", model=(learner.apply, sinusoid_learner(3)[1])
     )
     assert release.is_regression
-    assert data.targets is not None
-    x, y = data.features[:8], data.targets[:8]
-    found = release.predict(x[:5], y[:5], x[5:])
-    mask = jnp.ones(8, jnp.float32)
-    episode = regression_episode(jnp.asarray(x), jnp.asarray(y), mask, shots=5)
-    stage = run.released
-    wanted = stage.learner.predict(stage.params, episode)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    x, y = check_values(release, run.released)
     with pytest.raises(NotImplementedError, match="predicts numbers: use predict"):
         release.classify(x[:5], [1] * 5, x[5:])
     with pytest.raises(
@@ -294,15 +298,8 @@ def test_a_model_of_tasks_is_loaded_without_a_network(tmp_path, text):
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
     result = run_training(read_config(tmp_path / "run.toml"), tmp_path / "out")
     release = load_release(tmp_path / "out" / "release")
-    data = make_sinusoids(2, points=8, seed=3)
-    assert data.targets is not None
-    x, y, mask = data.features[:8], data.targets[:8], jnp.ones(8, jnp.float32)
-    episode = regression_episode(jnp.asarray(x), jnp.asarray(y), mask, shots=3)
-    stage = result.trainer.released
-    wanted = stage.learner.predict(stage.params, episode)
-    found = release.predict(x[:3], y[:3], x[3:])
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-    assert release.stage == stage.name
+    check_values(release, result.trainer.released)
+    assert release.stage == result.trainer.released.name
 
 
 # --- Refusals ---

@@ -401,10 +401,7 @@ def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
         ([*create, "--quota", "nothing"], "--quota must be RUN.toml=N"),
         ([*create, *menu, "--floors", "1e-6"], "--floors does not go with"),
         ([*create, *menu, *menu], "got two named 'tiny'"),
-        (
-            [*create, *menu, "--menu", str(query)],
-            "give --quota or --menu, got both",
-        ),
+        ([*create, *menu, "--menu", str(query)], "give --quota or --menu, got both"),
         (["train", str(config), "--out", "x", "--floor", "1e-7"], "with --book"),
     ):
         assert command(wrong) == 2

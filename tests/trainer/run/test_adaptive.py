@@ -352,11 +352,7 @@ def test_the_report_names_other_releases_and_what_was_left_out():
     how = {
         "clipping": ClippingConfig(quantile=0.3),
         "truncation": Truncation(
-            bounds=bounds,
-            people=7,
-            people_cut=3,
-            examples_kept=19,
-            examples_dropped=41,
+            bounds=bounds, people=7, people_cut=3, examples_kept=19, examples_dropped=41
         ),
     }
     own, released = (

@@ -88,10 +88,7 @@ def tree(level, relation, scheme):
         jde.Poisson("class", sampling_probability=0.5), scheme
     )
     step = jde.GaussianStep(
-        sampling,
-        noise_multiplier=1.0,
-        clip_unit="class",
-        neighboring_relation=relation,
+        sampling, noise_multiplier=1.0, clip_unit="class", neighboring_relation=relation
     )
     return jde.banded(step, jde.Bands(2, level=level))
 
@@ -473,11 +470,7 @@ def config_of(tmp_path, text):
             "[adaptive.options.a]\nmost = 1\n[adaptive.options.b]\nmost = 2\n[model]",
             "noise.bands must be a number, for one opt",
         ),
-        (
-            'kind = "protonet"',
-            'kind = "plda"',
-            "noise.kind='banded' must not",
-        ),
+        ('kind = "protonet"', 'kind = "plda"', "noise.kind='banded' must not"),
     ],
 )
 def test_mistakes_are_named(tmp_path, old, new, message):

@@ -147,8 +147,7 @@ def test_a_second_sigterm_does_not_interrupt_the_cleanup():
 
 
 SIGNALS = pytest.mark.parametrize(
-    "sent, raised",
-    [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)],
+    "sent, raised", [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
 )
 
 

@@ -345,9 +345,7 @@ def test_without_a_choice_the_last_one_is_released(
 
 
 PERSON = dataclasses.replace(
-    GROUPED,
-    privacy_unit="person",
-    people=jde.PersonBounds(classes=30, examples=1),
+    GROUPED, privacy_unit="person", people=jde.PersonBounds(classes=30, examples=1)
 )
 
 

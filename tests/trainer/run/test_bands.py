@@ -532,6 +532,3 @@ def test_a_config_trains_with_bands(tmp_path, capsys):
     assert command(["epsilon", "--ledger", str(out)]) == 0
     assert "epsilon" in capsys.readouterr().out
     assert "2, of groups of example" in (out / "report.md").read_text()
-    other = config_of(tmp_path, NOISY.replace("bands = 2", "bands = 4"))
-    assert command(["train", str(other), "--out", str(out), "--resume"]) == 2
-    assert "step.bands.count: 2 in the checkpoint, 4 now" in capsys.readouterr().err

@@ -6,9 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdp_episodic.tools.train import run
 from jaxdp_episodic.trainer.config.training_config import read_config
-from jaxdp_episodic.trainer.run.assemble import NO_PARTS, Tables, assembled
+from jaxdp_episodic.trainer.run.assemble import Tables, assembled
 from jaxdp_episodic.trainer.run.checks import check_targets
 from jaxdp_episodic.training import Classifier, ProtoNet, classification_episode
 from training_runs import CLASSIFIER, GROUPED, TINY, classes
@@ -142,21 +141,3 @@ def test_a_classifier_refuses_unsuitable_settings():
         Classifier(len, ways=2, task_loss="squared_error")
     with pytest.raises(ValueError, match="distance must be one of"):
         Classifier(len, ways=2, distance="x")
-
-
-def test_another_process_trains_the_same_classifier(config, tmp_path, monkeypatch):
-    """With its own number of ways it would be another run, and all would end."""
-    read = config()
-    expected, evaluations, _ = assembled(read, Tables(read, None))
-    made = []
-
-    def noted(*arguments, **settings):
-        made.append(assembled(*arguments, **settings))
-        raise InterruptedError
-
-    monkeypatch.setattr(run, "assembled", noted)
-    with pytest.raises(InterruptedError):
-        run._run_elsewhere(read, tmp_path, False, Tables(read, None), NO_PARTS, None)
-    [(trainer, found, _)] = made
-    assert trainer.run == expected.run
-    assert evaluations and not found

@@ -13,7 +13,7 @@ import jaxdp_episodic as jde
 from image_files import image_folders
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
-from jaxdp_episodic.trainer.data.sources import ClassFolders, Glyphs, Npz
+from jaxdp_episodic.trainer.data.sources import ClassFolders
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.learners.learners import ABSENT, ProtoNet
@@ -227,16 +227,6 @@ def test_units_shared_with_the_training_data_are_reported(tmp_path, tables):
     found.load("test")  # warned once
 
 
-def test_classes_without_names_and_built_in_splits_share_nothing(tmp_path, tables):
-    rng = np.random.default_rng(0)
-    places = [str(tmp_path / f"{name}.npz") for name in ("train", "test")]
-    for place in places:
-        np.savez(place, images=rng.integers(0, 256, (4, 3, 8, 8), dtype=np.uint8))
-    tables(Npz(path=places[0], test=places[1])).load("test")
-    for split in ("validation", "test"):
-        tables(Glyphs()).load(split)
-
-
 # --- Noisy validation: sensitivity and charge ---
 
 EVERYBODY = dataclasses.replace(
@@ -277,6 +267,8 @@ def test_validation_has_the_noise_of_its_step(noise):
     # 300 scores: within 16 %; false alarms: 1e-4.
     assert np.std(found) / 2 == pytest.approx(one.deviation, rel=0.16)
     assert len(set(found)) == 300
+    first, second = (validation()._draw(Keys(None), n) for n in (1, 2))  # not fixed
+    assert not np.array_equal(first.examples, second.examples)
 
 
 def test_one_unit_changes_the_score_by_at_most_the_sensitivity():
@@ -338,14 +330,6 @@ def test_a_nan_score_contributes_the_middle_of_its_range():
     assert score(np.nan) == 0.5  # the middle of the range
     assert score(0.0) == 1 and score(1.0) == pytest.approx(0.75, abs=1e-4)
     assert score(1e9) == 0  # cut at the bound
-
-
-def test_fixed_draws_repeat_and_fresh_ones_do_not():
-    fixed, fresh = validation(fixed=True), validation()
-    a, b = (fixed._draw(Keys(None), n) for n in (1, 2))
-    assert a is b
-    a, b = (fresh._draw(Keys(None), n) for n in (1, 2))
-    assert not np.array_equal(a.examples, b.examples)
 
 
 HALF = dataclasses.replace(

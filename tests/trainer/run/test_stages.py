@@ -135,28 +135,6 @@ def directions(seed=0, num_classes=30):
     return ExampleTable.from_records(rows, units={"class": ids})
 
 
-@pytest.mark.slow
-def test_stages_of_statistics_then_steps():
-    run = started()
-    assert names(run) == ["features"]  # a zero projection cannot be scored
-    seen = [names(run) for _ in range(4) if run.step() is not None]
-    assert seen == [
-        ["features", "mean"],
-        ["features", "mean"],
-        ["features", "mean", "statistics"],
-        ["features", "mean", "statistics", "steps"],
-    ]
-    _, mean, statistics, steps = run.stages()
-    start = run.state.start
-    np.testing.assert_array_equal(mean.params["start"]["projection"], np.eye(5))
-    np.testing.assert_array_equal(mean.params["start"]["mean"], start.mean)
-    for stage in (statistics, steps):
-        projection = stage.params["start"]["projection"]
-        np.testing.assert_array_equal(projection, start.projection)
-    assert mean.params["model"] == statistics.params["model"] == {}
-    assert steps.params["model"].keys() == {"w"}
-
-
 def test_the_mean_stage_only_centres_unit_rows():
     run = started(kind="mean", num_steps=1)
     run.step()
@@ -171,7 +149,9 @@ def test_the_mean_stage_only_centres_unit_rows():
 
 
 def test_a_dropped_statistic_is_no_stage():
-    own = started()._start
+    run = started()
+    own = run._start
+    assert names(run) == ["features"]  # a zero projection cannot be scored
     nothing = own.initial()
     assert own.stages(nothing) == {}
     noised = np.eye(5)
@@ -317,6 +297,15 @@ def test_a_helpful_stage_is_released(tmp_path):
     assert list(run.selection.scores) == ["features", "mean", "statistics", "steps"]
     assert max(scores[:2]) + 0.1 < min(scores[2:])
     assert run.released.name in ("statistics", "steps")
+    _, mean, statistics, steps = run.stages()
+    start = run.state.start
+    np.testing.assert_array_equal(mean.params["start"]["projection"], np.eye(5))
+    np.testing.assert_array_equal(mean.params["start"]["mean"], start.mean)
+    for stage in (statistics, steps):
+        projection = stage.params["start"]["projection"]
+        np.testing.assert_array_equal(projection, start.projection)
+    assert mean.params["model"] == statistics.params["model"] == {}
+    assert steps.params["model"].keys() == {"w"}
 
 
 @pytest.mark.parametrize(
@@ -383,27 +372,18 @@ def spoiled(after):
     return optax.sgd(rates)
 
 
-def early(seed=1):
+def early():
     step = dataclasses.replace(GROUPED, noise_multiplier=0.01)
-    params = {"w": np.eye(5, dtype=np.float32)}
-    return plain_trainer(
-        data=directions(),
-        learner=(ProtoNet(_linear, ways=3), params),
-        step=step,
-        num_steps=6,
-        l2_clip_norm=5.0,
-        optimizer=spoiled(4),
-        seed=seed,
-    )
+    learner = ProtoNet(_linear, ways=3), {"w": np.eye(5, dtype=np.float32)}
+    how = {"l2_clip_norm": 5.0, "optimizer": spoiled(4)}
+    return plain_trainer(data=directions(), learner=learner, step=step, **how)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed_after", [2, 5])
 def test_the_best_steps_survive_a_kill(tmp_path, killed_after):
-    given = {
-        "evaluations": scored(directions(seed=3), num_episodes=200),
-        "evaluate_every": 2,
-    }
+    scores = scored(directions(seed=3), num_episodes=200)
+    given = {"evaluations": scores, "evaluate_every": 2}
     whole = early()
     whole.train(tmp_path / "whole", **given)
 

@@ -8,8 +8,6 @@ import pytest
 from rich.console import Console
 
 from jaxdp_episodic.accountant.describe.menu import RuleBook
-from jaxdp_episodic.accountant.describe.schemes import Poisson
-from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
@@ -20,6 +18,7 @@ from jaxdp_episodic.tools.train.search_space import Search, read_search
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import Tables, adaptive_plan_of, assembled
+from training_runs import flat_step
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -92,16 +91,14 @@ def test_scores_that_share_the_budget_leave_less_for_the_steps(tmp_path):
 
 
 def test_rules_permit_first_options_once():
-    draw = Poisson("example", sampling_probability=0.5)
-    names = ("statistic", "loud", "quiet")
-    options = {name: GaussianStep(draw, noise_multiplier=4.0) for name in names}
+    prices = {"statistic": 1, "loud": 2, "quiet": 3}
+    options = dict.fromkeys(prices, flat_step(noise_multiplier=4.0, rate=0.5))
 
     def budget(rules):
-        prices = {"statistic": 1, "loud": 2, "quiet": 3}
         run = AdaptiveRun(options, prices=prices, budget=7, rules=rules)
         return AdaptiveBudget(run, 1e-5, ("statistic",))
 
-    rules = RuleBook.freely(names[1:])
+    rules = RuleBook.freely(["loud", "quiet"])
     begun = budget(rules.preceded_by(["statistic"]))
     assert begun.left == {"statistic": 1, "loud": 3, "quiet": 2}
     assert begun.can("statistic") and not begun.can("quiet")
@@ -109,7 +106,7 @@ def test_rules_permit_first_options_once():
     assert after.left == {"statistic": 0, "loud": 3, "quiet": 2} and after.can("quiet")
     assert AdaptiveBudget.from_dict(after.to_dict()).left == after.left
     with pytest.raises(ValueError, match="rules must allow only 'statistic'"):
-        budget(RuleBook.freely(names))
+        budget(RuleBook.freely(list(prices)))
     moves = {"a": {"statistic": "b"}, "b": {"quiet": "b", "statistic": "b"}}
     with pytest.raises(ValueError, match="options of first again"):
         budget(RuleBook("a", moves))

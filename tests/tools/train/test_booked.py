@@ -134,7 +134,6 @@ def test_a_run_that_the_book_refuses_draws_nothing(tmp_path, config, book, monke
 
 def test_a_run_that_began_without_a_book(tmp_path, config, book, monkeypatch):
     out = tmp_path / "out"
-
     monkeypatch.setattr(Trainer, "step", killed)
     with pytest.raises(KeyboardInterrupt):
         train(config, out, None)
@@ -203,7 +202,6 @@ def test_a_run_killed_between_its_end_and_its_release_is_released(
     tmp_path, config, book, monkeypatch
 ):
     out = tmp_path / "out"
-
     with monkeypatch.context() as m:
         m.setattr(run_module, "finished", killed)
         with pytest.raises(KeyboardInterrupt):
@@ -217,15 +215,12 @@ def test_a_run_killed_after_its_charge_pays_nothing(
     tmp_path, config, book, monkeypatch
 ):
     out = tmp_path / "out"
-
     for _ in range(2):
         with monkeypatch.context() as m:
             m.setattr(Trainer, "train", killed)
             with pytest.raises(KeyboardInterrupt):
                 train(config, out, book)
         assert len(read_book(book).entries) == 1
-    with pytest.raises(ValueError, match="book must be given"):
-        train(config, out, None)
     # Without its ledger it is a new run, and is charged.
     (out / "run.sqlite").unlink()
     with pytest.raises(ValueError, match="nothing was charged"):

@@ -50,14 +50,11 @@ def shown(scores, bare, selection=None):
 
 def test_the_score_without_noise_is_shown_below_the_private_one():
     score = Score("accuracy", 0.9, 0.8, 1.0, 600)
-    stages = {"features": {"test": score}, "steps": {"test": score}}
-    stage = Stage("steps", None, {})
-    selection = Selection(stage, 10, None, "the choice was turned off", stages, {})
-    lines = shown(
-        {"test": score, "validation": score},
-        {"test": score._replace(mean=0.99)},
-        selection,
-    ).splitlines()
+    stages = dict.fromkeys(("features", "steps"), {"test": score})
+    words = Stage("steps", None, {}), 10, None, "the choice was turned off"
+    bare = {"test": score._replace(mean=0.99)}
+    selection = Selection(*words, stages, {})
+    lines = shown({"test": score, "validation": score}, bare, selection).splitlines()
     assert lines[0].startswith("test        accuracy 0.9000")
     assert lines[1].split() == "0.9900 without noise, not private".split()
     assert lines[2].startswith("validation  accuracy 0.9000")

@@ -271,13 +271,11 @@ def test_invalid_options_are_refused(runs, checks, error, message):
         AdaptiveBudget(tuple(runs), DELTA, checks=checks)
 
 
-@pytest.mark.parametrize("name", ["delta", "runs"])
-def test_option_names_must_not_be_keys_of_a_runs_description(name):
-    options = {name: LOUD, "check": CHECK}
-    run = jde.AdaptiveRun(options, quotas={name: 2, "check": 1})
-    plan = AdaptiveBudget((run,), DELTA, checks=("check",))
-    with pytest.raises(ValueError, match=f"options must not be named .* got '{name}'"):
-        adaptive(plan=plan)
+def test_option_names_must_not_be_keys_of_a_runs_description():
+    run = jde.AdaptiveRun({"delta": LOUD}, quotas={"delta": 2})
+    plan = AdaptiveBudget((run,), DELTA)
+    with pytest.raises(ValueError, match="options must not be named .* got 'delta'"):
+        adaptive(plan=plan, checks={})
 
 
 @pytest.mark.parametrize(

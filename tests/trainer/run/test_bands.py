@@ -303,17 +303,12 @@ def test_a_resumed_seeded_run_reports_that_it_differs(tmp_path):
     run.train(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"bands": jde.Bands(3, level="class")}, "step.bands.count: 2 in the"),
-        ({"bands": jde.Bands(2, level="example")}, "step.bands.level: class in the"),
-    ],
-)
-def test_a_run_is_not_resumed_with_other_bands(finished, change, message):
-    other = a_run(dataclasses.replace(BY_CLASS, **change))
-    with pytest.raises(RunMismatchError, match=message):
-        other.resume(finished)
+def test_a_run_is_not_resumed_with_other_bands(finished):
+    others = (3, "class", "count: 2"), (2, "example", "level: class")
+    for count, level, said in others:
+        other = dataclasses.replace(BY_CLASS, bands=jde.Bands(count, level=level))
+        with pytest.raises(RunMismatchError, match=f"step.bands.{said} in the check"):
+            a_run(other).resume(finished)
 
 
 def test_a_run_without_its_groups_is_not_resumed(tmp_path):
@@ -487,11 +482,7 @@ def test_mistakes_are_named(tmp_path, old, new, message):
     [
         ("bands = 2", "bands = 7", "noise: bands must leave every group .* draw takes"),
         ('groups = "example"', 'groups = "school"', "noise: groups must be of level"),
-        (
-            '"zero_out"',
-            '"add_remove"',
-            "noise: .*without replacement, under add_remove",
-        ),
+        ('"zero_out"', '"add_remove"', "noise: .*without replacement, under add_rem"),
     ],
 )
 def test_groups_without_a_theorem_are_refused(tmp_path, old, new, message):

@@ -15,20 +15,26 @@ from training_runs import CLASSIFIER, GROUPED, TINY, classes
 
 @pytest.fixture
 def config(tmp_path):
-    def read(*changes, more=""):
+    def read(*changes):
         text = CLASSIFIER
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
         path = tmp_path / "config.toml"
-        path.write_text(text + more, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         return read_config(path)
 
     return read
 
 
+def _sampling(text):
+    return text[text.index("[step.sampling]") : text.index("[learner]")]
+
+
 CLASS = ('clip_unit = "example"', 'clip_unit = "example"\nprivacy_unit = "class"')
 LINEAR = ('kind = "mlp"', 'kind = "linear"')
+GROUPS = (_sampling(CLASSIFIER), _sampling(TINY))
+EPISODE = ('clip_unit = "example"', 'clip_unit = "episode"')
 EMBED = ("shots = 1", 'shots = 1\nembed = "features"')
 
 
@@ -40,20 +46,12 @@ EMBED = ("shots = 1", 'shots = 1\nembed = "features"')
         ([("ways = 5\n", "")], "evaluation.ways must be given"),
         ([LINEAR, EMBED], "needs a model that makes some"),
         ([('kind = "mlp"', 'kind = "conv_embedding"')], "model.kind must be one of"),
+        ([GROUPS, EPISODE], "level by level.* with GroupedClasses"),
     ],
 )
 def test_invalid_classifiers_are_refused(config, changes, message):
     with pytest.raises(ValueError, match=message):
         config(*changes)
-
-
-def test_groups_of_examples_are_refused(config):
-    sampling = CLASSIFIER[
-        CLASSIFIER.index("[step.sampling]") : CLASSIFIER.index("[learner]")
-    ]
-    grouped = TINY[TINY.index("[step.sampling]") : TINY.index("[learner]")]
-    with pytest.raises(ValueError, match="level by level.* with GroupedClasses"):
-        config((sampling, grouped), ('clip_unit = "example"', 'clip_unit = "episode"'))
 
 
 @pytest.mark.slow

@@ -140,13 +140,9 @@ def test_trackers_get_public_numbers_only(tmp_path):
 
 
 def test_closed_form_learners_refuse_parts(config, tmp_path):
-    alone = dataclasses.replace(
-        config,
-        learner=LearnerConfig(kind="plda", shots=1),
-        model=None,
-        l2_clip_norm=None,
-        num_steps=None,
-    )
+    none = dict.fromkeys(("model", "l2_clip_norm", "num_steps"))
+    learner = LearnerConfig(kind="plda", shots=1)
+    alone = dataclasses.replace(config, learner=learner, **none)
     with pytest.raises(ValueError, match="model must not be given with learner.kind"):
         run_training(alone, tmp_path / "out", model=Bared())
 

@@ -160,6 +160,8 @@ def test_the_log_round_trips_without_records_of_lost_steps(path):
     with opened(path) as store:
         store.drop_log(after=1)
     assert read_log(path.parent) == found[:2]
+    released = releasable_records(RECORDS)
+    assert released == [{"step": 0, "epsilon": 0.0}, {"step": 1, "epsilon": np.inf}]
 
 
 def test_a_record_whose_commit_was_interrupted_is_written_once(path):
@@ -179,11 +181,6 @@ def test_a_record_whose_commit_was_interrupted_is_written_once(path):
             store.charge("phase 1")
         store.note({"step": 2})
     assert [record["step"] for record in read_log(path)] == [1, 2]
-
-
-def test_the_releasable_log_holds_nothing_private():
-    released = releasable_records(RECORDS)
-    assert released == [{"step": 0, "epsilon": 0.0}, {"step": 1, "epsilon": np.inf}]
 
 
 def test_truncated_and_damaged_released_logs(tmp_path):

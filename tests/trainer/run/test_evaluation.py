@@ -75,8 +75,7 @@ def test_scores_of_a_perfect_and_of_a_blind_learner():
 
 
 def test_episodes_are_fixed_by_the_seed():
-    data = classes(num_classes=12, examples=8)
-    learner, params = protonet()
+    data, (learner, params) = classes(num_classes=12, examples=8), protonet()
     arguments = {"ways": 3, "shots": 1, "queries": 3, "num_episodes": 60}
     score = Evaluation(data, **arguments)(learner, params)
     assert score == Evaluation(data, **arguments)(learner, params)

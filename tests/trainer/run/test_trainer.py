@@ -242,9 +242,8 @@ def test_sizes_below_the_protected_unit_are_not_checked(relation):
 
 
 def test_sizes_that_change_epsilon_are_checked_against_the_data():
-    with pytest.raises(ValueError, match="at most .* 6 to 6 here, got 9") as error:
+    with pytest.raises(ValueError, match="at most .* 6 to 6 here, got 9"):
         plain_trainer(step=sized(9, "example"))
-    assert "population_is_accounted" not in str(error.value)
     # A step with the data's sizes is accepted.
     accounted = sized(9, "example", population=classes().population)
     honest = sized(6, "example")

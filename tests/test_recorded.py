@@ -44,8 +44,9 @@ TINY_DELTA, TINY_WITHIN = 1e-15, 0.1
 REPLACED_EPOCHS_WITHIN = 2e-4
 # Below 1e-3 epsilon has an absolute error, in nats.
 SMALL_EPSILON = 1e-9
-# Settings of a small spec, and kinds of which every answer is slow.
-SMALL = 2
+# Settings of a small spec, the most whose certified ends are asked for, and kinds of
+# which every answer is slow.
+SMALL, MOST_WITH_ENDS = 2, 3
 SLOW = ("people_trees", "people_grouped", *(k for k in TABLES if "allocation" in k))
 
 Row = dict[str, Any]
@@ -72,7 +73,8 @@ def ask(row: Row, with_ends: bool) -> Row:
                 return {"value": getattr(jde, asked)(step, **given)}
             value, info = getattr(jde, asked)(step, **given, return_info=True)
             found = {"value": value, "certified": info.is_certified_bound}
-            if with_ends and "upper" in row:
+            few = np.size(row.get("num_steps")) <= MOST_WITH_ENDS
+            if with_ends and few and "upper" in row:
                 # Without recorded ends no steps are asked for: their ends are 0.
                 steps = np.where(np.asarray(row["upper"]) > 0, given["num_steps"], 0)
                 interval = getattr(jde, f"{asked}_interval")

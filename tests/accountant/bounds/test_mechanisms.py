@@ -131,6 +131,7 @@ def test_table_is_exact_at_whole_orders_and_above_between():
     np.testing.assert_allclose(table.rdp(whole), exact.rdp(whole), rtol=1e-15)
     orders = np.linspace(1.01, 32, 200)
     values, truth = table.rdp(orders), exact.rdp(orders)
+    assert table.shape == (2,)
     assert np.all(values >= truth * (1 - 1e-14))
     assert np.all(values[:, orders > 2] <= 1.05 * truth[:, orders > 2])
     # An infinite value affects only the orders beyond the one before it.

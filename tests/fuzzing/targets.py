@@ -160,7 +160,9 @@ def _event(case: Any) -> Any:
     """Tables of a document as events."""
     if isinstance(case, dict):
         return SimpleNamespace(**{str(k): _event(v) for k, v in case.items()})
-    return [*map(_event, case)] if isinstance(case, list) else case
+    # Other lists may be nested deeper than the stack.
+    holds_events = isinstance(case, list) and any(isinstance(x, dict) for x in case)
+    return [*map(_event, case)] if holds_events else case
 
 
 def _sweep_files() -> tuple[dict[str, Any], bytes]:

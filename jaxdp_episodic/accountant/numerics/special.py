@@ -161,38 +161,47 @@ def log_mills_difference(x: Array, width: Array) -> Array:
     """Returns ``log(m(x) - m(x + width))``; *exact*. The Mills ratio m decreases."""
     xp = namespace(x, width)
     x, width = xp.broadcast_arrays(x, width)
+    near, far = _mills_ratio(xp.stack([x, x + width]))
+    return xp.where(width > 0, _log_difference(x, width, near - far), -xp.inf)
+
+
+def _log_difference(x: Array, width: Array, difference: Array) -> Array:
+    """Computes `log_mills_difference` for widths > 0, given the difference itself."""
     # The difference of two nearly equal ratios is computed as the integral of n.
+    xp = namespace(x, width)
     narrow = width <= xp.maximum(1.0, 0.5 * x)
-    positive = width > 0
-    short = xp.where(narrow & positive, width, 1.0)
-    long = xp.where(narrow, 2.0 + xp.abs(x), width)
+    short = xp.where(narrow & (width > 0), width, 1.0)
     nodes, weights = gauss_legendre(_SLOPE_NODES)
     column = (_SLOPE_NODES,) + (1,) * x.ndim
     slopes = _mills_slope(x + short * nodes.reshape(column))
     mean_slope = (slopes * weights.reshape(column)).sum(axis=0)
     integral = xp.log(short) + xp.log(mean_slope)
-    near, far = _mills_ratio(xp.stack([x, x + long]))
-    direct = xp.log(near - far)
-    return xp.where(positive, xp.where(narrow, integral, direct), -xp.inf)
+    return xp.where(narrow, integral, xp.log(xp.where(narrow, 1.0, difference)))
 
 
 def log_saturating_tail(x: Array, width: Array) -> Array:
     """Returns ``log E[1 - e^{-width (Z - x)}; Z > x]`` for Z ~ N(0, 1); *exact*."""
-    # This is phi(x) (m(x) - m(x + width)). If x < -1, widths below -x are treated as
-    # -x, which can only raise the result.
+    return saturating_tail(x, width)[0]
+
+
+def saturating_tail(x: Array, width: Array) -> tuple[Array, Array]:
+    """Returns `log_saturating_tail`, and the Mills ratio at x + width >= 0."""
+    # The tail is phi(x) (m(x) - m(x + width)). If x < -1, widths below -x are treated
+    # as -x, which can only raise the result.
     xp = namespace(x, width)
     x, width = xp.broadcast_arrays(x, width)
-    right = x >= _LEFT_END
-    above = xp.where(right, x, 0.0)
-    below = xp.where(right, _LEFT_END, x)
-    direct = log_normal_density(above) + log_mills_difference(above, width)
-    # phi(x) m(x) = Q(x) = 1 - phi(x) m(-x): the number subtracted from 1 is below 0.55.
-    reach = below + width
+    right, end = x >= _LEFT_END, x + width
     # Not a maximum, which would halve the derivative at 0 (a profile at epsilon 0).
-    reach = xp.where(reach >= 0, reach, 0.0)
-    missing = _mills_ratio(xp.stack([-below, reach])).sum(axis=0)
-    complement = xp.log1p(-xp.exp(log_normal_density(below)) * missing)
-    return xp.where(right, direct, xp.where(width > 0, complement, -xp.inf))
+    end = xp.where(right | (end >= 0), end, 0.0)
+    near, far = _mills_ratio(xp.stack([xp.where(right, x, -x), end]))
+    density = log_normal_density(x)
+    above, difference = xp.where(right, x, 0.0), xp.where(right, near - far, 1.0)
+    direct = density + _log_difference(above, width, difference)
+    # phi(x) m(x) = Q(x) = 1 - phi(x) m(-x): the number subtracted from 1 is below 0.55.
+    missing = xp.where(right, 0.0, near + far)
+    complement = xp.log1p(-xp.exp(density) * missing)
+    tail = xp.where(right, direct, complement)
+    return xp.where(width > 0, tail, -xp.inf), far
 
 
 def _mills_ratio(x: Array) -> Array:

@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.accountant._engine import float64_boundary
-from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
+from jaxdp_episodic.accountant.losses.gaussian import (
+    gaussian_tails,
+    log_gaussian_profile,
+    near_gaussian_profile,
+)
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     SwappedGaussianLoss,
@@ -125,6 +129,15 @@ def test_the_end_of_the_backward_losses_is_not_understated(p):
             assert mp.mpf(float(value)) <= mp.log(near) + slack
             if exact > 0:
                 assert mp.mpf(float(value)) >= mp.log(exact) - slack
+
+
+def test_near_gaussian_profile():
+    rng = np.random.default_rng(0)
+    shift, t = 10 ** rng.uniform(-8, 3, 4000), rng.uniform(-10, 40, 4000)
+    u = np.maximum(shift * (t + shift / 2), 0.0)
+    exact = float64_boundary(log_gaussian_profile)(shift, u)
+    error = np.abs(float64_boundary(near_gaussian_profile)(shift, u) - exact)
+    assert error.max() < 0.6 and error[exact < np.log(0.3)].max() < 0.12
 
 
 @pytest.mark.parametrize("name", ["gaussian", *list(LOSSES)[:-1]])

@@ -21,7 +21,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     PrivacyLoss,
     Profile,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array, namespace
+from jaxdp_episodic.accountant.numerics.loops import Array
 
 # Rounding error of a logarithm after a few operations, relative to 1 and its size.
 _ROUNDING = 1e-15
@@ -63,10 +63,9 @@ class EpsilonAt(_TargetQuestion):
     everything: ClassVar[float] = np.inf  # answer of a run without protection
     is_epsilon: ClassVar[bool] = True
 
-    def scale(self, value: Array) -> Array:
+    def scale(self, value: np.ndarray) -> np.ndarray:
         """Returns what an error is relative to: epsilon, but at least 1e-3."""
-        xp = namespace(value)
-        return xp.maximum(xp.abs(value), 1e-3)
+        return np.maximum(np.abs(value), 1e-3)
 
     def at_end(self, largest_loss: np.ndarray) -> np.ndarray:
         """Whether delta is 0 or 1, so that `end_value` is the answer."""

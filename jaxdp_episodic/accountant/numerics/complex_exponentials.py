@@ -76,8 +76,7 @@ def versine_sine(angle: Array) -> tuple[Array, Array]:
     """Returns ``1 - cos`` and ``sin`` of an angle, both without cancellation near 0."""
     # From a quarter of the angle, doubled twice, which needs no case for each quadrant.
     # In NumPy only the tangent uses vector instructions: 5 ns, not 26.
-    xp = namespace(angle)
-    if xp is np:
+    if type(angle) is np.ndarray or namespace(angle) is np:
         tangent = np.tan(0.5 * angle)
         sine = 2 * tangent / (1 + tangent * tangent)
         return tangent * sine, sine
@@ -106,8 +105,8 @@ def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
     # Huge angles could not be reduced, and the polynomials would overflow.
     angle = xp.where(xp.abs(angle) < _LARGEST_ANGLE, angle, 0.0)
     if xp is np:
-        cosine, sine = cos_sin(angle)
-        return size * cosine, size * sine
+        versine, sine = versine_sine(angle)
+        return size * (1 - versine), size * sine
     # As one array, so that XLA compiles the polynomials once: the cosine is a sine.
     quarters = np.reshape([0.5 * math.pi, 0.0], (2,) + (1,) * angle.ndim)
     sine, cosine = _of_half(angle, quarters)
@@ -287,23 +286,18 @@ def sum_exp_moments(
     c: Array, weight: Pair, position: Pair
 ) -> tuple[Array, Array, Array]:
     """Returns real parts of ``sum_j w_j y_j^m e^{c y_j}``, m = 0, 1, 2, for real c."""
-    if namespace(c, weight[0], position[0]) is np:
-        c = c[..., None, :]
-        terms = _moment_terms(weight, position, polar(c * position[0], c * position[1]))
-        s0, s1, s2 = (term.sum(axis=-2) for term in terms)
-        return s0, s1, s2
+    xp = namespace(c, weight[0], position[0])
 
-    def of_rows(w: Pair, y: Pair) -> tuple[Array, Array, Array]:
-        return _moment_terms(w, y, polar(c * y[0], c * y[1]))
+    def terms(w: Pair, y: Pair, c: Array = c) -> tuple[Array, Array, Array]:
+        value = times(w, polar(c * y[0], c * y[1]))
+        first = times(value, y)
+        return value[0], first[0], first[0] * y[0] - first[1] * y[1]
 
-    zero = namespace(c).zeros_like(c)
-    return _sum_of_rows(of_rows, weight, position, (zero, zero, zero), 8)
-
-
-def _moment_terms(weight: Pair, y: Pair, grown: Pair) -> tuple[Array, Array, Array]:
-    value = times(weight, grown)
-    first = times(value, y)
-    return value[0], first[0], first[0] * y[0] - first[1] * y[1]
+    if xp is np:
+        s0, s1, s2 = terms(weight, position, c[..., None, :])
+        return s0.sum(axis=-2), s1.sum(axis=-2), s2.sum(axis=-2)
+    zero = xp.zeros_like(c)
+    return _sum_of_rows(terms, weight, position, (zero, zero, zero), 8)
 
 
 def _num_used(weight: Pair) -> int:

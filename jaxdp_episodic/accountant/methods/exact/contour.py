@@ -13,16 +13,16 @@ import numpy as np
 from jaxdp_episodic.accountant.losses.gaussian import (
     SMALLEST,
     inner_exponent,
-    log_gaussian_profile,
+    near_gaussian_profile,
 )
 from jaxdp_episodic.accountant.methods.exact.mgf import (
+    Bulk,
     Pair,
     Steps,
-    bulk_variance,
+    bulk_of,
     checked_moment,
     exchanged_moments,
     first_realignment,
-    log_atoms,
     log_bulk,
     log_powers,
     log_realigned,
@@ -93,19 +93,19 @@ class Contour(NamedTuple):
     lean: Array  # slope of the asymptote, dx / dy; < 0 to the left
     bend: Array  # of y(u) = scale asinh(bend sinh(u)) / bend; at most 1
     end: Array  # largest u
-    bulk: Array  # variance of the Gaussian that is subtracted; 0 if none is
+    bulk: Bulk  # what is subtracted; its variance is 0 if nothing is
 
 
 def lay_contour(
     epsilon: Array,
     groups: tuple[Steps, ...],
     fall: Array | float = FALL,
-    bulk: Array | None = None,
+    bulk: Bulk | None = None,
 ) -> Contour:
     """The contour for delta at ``epsilon``, (n,); ``fall`` is in nats."""
     xp = namespace(epsilon, groups[0].count)
-    bulk = bulk_variance(groups) if bulk is None else bulk
-    center, bulk, size, slope, curvature = _crossing(epsilon, bulk, groups)
+    bulk = bulk_of(groups) if bulk is None else bulk
+    center, variance, size, slope, curvature = _crossing(epsilon, bulk, groups)
     # Away from the saddle point the phase changes at this rate, and must not alias.
     rate = xp.abs(epsilon - slope) / _PHASE
     scale = 1 / xp.maximum(xp.sqrt(curvature), rate)
@@ -124,7 +124,9 @@ def lay_contour(
         """The largest lean with which the end is negligible where phases realign."""
         leans = lean * _STEEPER[:, None]
         y = scale * reach(leans)
-        leaning = Contour(center, scale, xp.where(right, leans, -leans), *(scale,) * 3)
+        leaning = Contour(
+            center, scale, xp.where(right, leans, -leans), scale, scale, bulk
+        )
         z, _ = contour_points(leaning, y)
         left = log_realigned(z, groups) - z[0] * epsilon
         left = xp.maximum(left - size - xp.log(scale) + fall, 0.0)
@@ -138,6 +140,7 @@ def lay_contour(
         lean > 0, reach(lean), xp.maximum(_VERTICAL_END, 1.1 * realign / scale)
     )
     lean_signed = xp.where(right, lean, -lean)
+    bulk = bulk._replace(variance=variance)
     contour = Contour(center, scale, lean_signed, bend, furthest, bulk)
     return contour._replace(end=_end(epsilon, contour, realign, fall, groups))
 
@@ -178,7 +181,7 @@ def _end(
     y = scale * xp.concatenate([xp.zeros_like(ends[:1]), ends])
     z, speed = contour_points(contour, y)
     power, _ = log_powers(z, groups, checked=False)
-    difference, size = without_bulk(z, power, contour.bulk, log_atoms(groups))
+    difference, size = without_bulk(z, power, contour.bulk)
     size = size + log_size(difference)
     if may_realign(groups):  # it may also rise between the probes
         beside, alone = size, y < realign
@@ -204,9 +207,9 @@ def _end(
 
 
 def _crossing(
-    epsilon: Array, bulk: Array, groups: tuple[Steps, ...]
+    epsilon: Array, bulk: Bulk, groups: tuple[Steps, ...]
 ) -> tuple[Array, ...]:
-    """Center and bulk; the integrand's log, slope and curvature there; each (n,)."""
+    """Center, the bulk's variance; the integrand's log, slope and curvature there."""
     xp = namespace(epsilon, groups[0].count)
     largest = largest_center(epsilon, groups)
 
@@ -223,8 +226,7 @@ def _crossing(
     )
     c = xp.minimum(plain * _CROSSINGS[:, None], xp.maximum(largest, plain))
     moments = real_moments(c, groups)
-    both = xp.array([bulk, xp.zeros_like(bulk)])[:, None]
-    found = transform(c, both, groups, moments)
+    found = transform(c, bulk, groups, moments)
     left, whole = at(found, 0), at(at(found, 1), 0)
     size = xp.where(left.valid, left.log_value - c * epsilon, xp.inf)
     found = xp.array([size, c, left.slope, left.curvature])
@@ -233,11 +235,11 @@ def _crossing(
     pairs = zip(found, (plain, whole.slope, whole.curvature), strict=True)
     center, slope_there, curvature = (xp.where(gained, a, b) for a, b in pairs)
     size = xp.where(gained, size, whole.log_value - plain * epsilon)
-    return center, xp.where(gained, bulk, 0.0), size, slope_there, curvature
+    return center, xp.where(gained, bulk.variance, 0.0), size, slope_there, curvature
 
 
 class Transform(NamedTuple):
-    """``F(c) = (M(c)^T - bulk) / (c (1 + c))`` at real c; arrays of the shape of c."""
+    """``F(c) = (M(c)^T - bulk) / (c (1 + c))`` at real c; arrays (2, K, n)."""
 
     log_value: Array  # log F
     slope: Array  # (log F)', the epsilon whose saddle point is c
@@ -247,26 +249,27 @@ class Transform(NamedTuple):
 
 def transform(
     c: Array,
-    bulk: Array,
+    bulk: Bulk,
     groups: tuple[Steps, ...],
     moments: tuple[Array, ...],
 ) -> Transform:
-    """F and its derivatives at real c, (..., n), given `real_moments` there."""
+    """F with and without the bulk, at real c, (K, n), given `real_moments` there."""
     # With the bulk B and share = B / M^T, (M^T - B)' / (M^T - B) = ((log M^T)' - share
     # (log B)') / (1 - share).
-    xp = namespace(c, bulk, groups[0].count)
+    xp, variance = namespace(c, groups[0].count), bulk.variance
+    variance = xp.array([variance, xp.zeros_like(variance)])[:, None]
     log_power, mean, curvature = moments
-    log_bulk_, _ = log_bulk((c, xp.zeros_like(c)), bulk, log_atoms(groups))
+    log_bulk_, _ = log_bulk((c, xp.zeros_like(c)), bulk._replace(variance=variance))
     inverse = 1 / c**2 + 1 / (1 + c) ** 2
     log_share = xp.minimum(log_bulk_ - log_power, 0.0)
-    left = xp.where(bulk > 0, -xp.expm1(log_share), 1.0)
+    left = xp.where(variance > 0, -xp.expm1(log_share), 1.0)
     steps = sum(group.count.sum(axis=0) for group in groups)
     valid = left > _LEAST_DIFFERENCE + _LEAST_DIFFERENCE_PER_STEP * steps
     left = xp.where(valid, left, 1.0)
-    share = xp.where(bulk > 0, xp.exp(log_share), 0.0)
-    bulk_mean = bulk * (c + 0.5)
+    share = xp.where(variance > 0, xp.exp(log_share), 0.0)
+    bulk_mean = variance * (c + 0.5)
     slope = (mean - share * bulk_mean) / left
-    second = (curvature + mean**2 - share * (bulk + bulk_mean**2)) / left
+    second = (curvature + mean**2 - share * (variance + bulk_mean**2)) / left
     return Transform(
         log_power + xp.log(left) - xp.log(c) - xp.log1p(c),
         slope - 1 / c - 1 / (1 + c),
@@ -344,13 +347,13 @@ def first_epsilon(
     highest: Array,
     fields: tuple[Group, ...],
     groups: tuple[Steps, ...],
-    bulk: Array | None = None,
+    bulk: Bulk | None = None,
 ) -> First:
     """An approximation of epsilon at the given delta, below ``highest``; (n,)."""
     # By the saddle-point approximation of delta. If that fails, because rare large
     # losses are far from the others, by the sum of the deltas of both parts.
     xp = namespace(log_delta, highest, fields[0].count, groups[0].count)
-    bulk = bulk_variance(groups) if bulk is None else bulk
+    bulk = bulk_of(groups) if bulk is None else bulk
     guess = xp.exp(first_order(fields, -log_delta))
     guess = xp.clip(guess, _LEAST_ORDER, _LARGEST_ORDER)
     c = xp.minimum(guess * _ORDERS_TRIED[:, None], largest_center(log_delta, groups))
@@ -369,7 +372,7 @@ def first_epsilon(
         (near > 0) & (near < highest),
         near,
         _by_jumps,
-        (log_delta, highest, bulk, fields),
+        (log_delta, highest, bulk.variance, fields),
     )
     return First(near, highest, order)
 
@@ -385,12 +388,12 @@ def exchanged_is_less(
 
 
 def _by_jumps(
-    log_delta: Array, highest: Array, bulk: Array, fields: tuple[Group, ...]
+    log_delta: Array, highest: Array, variance: Array, fields: tuple[Group, ...]
 ) -> Array:
     """Epsilon at which the bulk's delta plus the steps' forward deltas is delta."""
     # Those of sampled Gaussians with similar losses.
-    xp = namespace(log_delta, highest, bulk, fields[0].count)
-    mu = xp.sqrt(xp.maximum(bulk, 0.0))
+    xp = namespace(log_delta, highest, variance, fields[0].count)
+    mu = xp.sqrt(xp.maximum(variance, 0.0))
     rows = [(mu, xp.ones_like(mu), xp.where(mu > 0, 0.0, _LOG_ZERO))]
     for group in fields:
         hints, one = group.loss.hints(), xp.ones_like(group.count)
@@ -402,7 +405,7 @@ def _by_jumps(
 
     def excess(epsilon: Array) -> Array:
         """log(delta) at (G, n) epsilons, minus the goal."""
-        every = often + log_gaussian_profile(shift, inner_exponent(epsilon, odds))
+        every = often + near_gaussian_profile(shift, inner_exponent(epsilon, odds))
         return logsumexp(xp.maximum(every, _LOG_ZERO)) - log_delta
 
     low, points, rounds = _SMALLEST * highest, _POINTS, _ROUNDS
@@ -415,18 +418,18 @@ def _by_saddle_points(
     log_delta: Array,
     c: Array,
     moments: tuple[Array, ...],
-    bulk: Array,
+    bulk: Bulk,
     groups: tuple[Steps, ...],
 ) -> Array:
     """Epsilon at which the saddle-point approximation equals delta; NaN if none."""
-    xp = namespace(log_delta, c, bulk, groups[0].count)
-    both = transform(c, xp.array([bulk, xp.zeros_like(bulk)])[:, None], groups, moments)
+    xp, variance = namespace(log_delta, c, groups[0].count), bulk.variance
+    both = transform(c, bulk, groups, moments)
     valid = both.valid[0]
     found = Transform(*(xp.where(valid, part[0], part[1]) for part in both))
     x = found.slope
-    used = valid & (bulk > 0)
-    mu = xp.sqrt(xp.where(bulk > 0, bulk, 1.0))
-    known = xp.where(used, log_gaussian_profile(mu, xp.maximum(x, 0.0)), _LOG_ZERO)
+    used = valid & (variance > 0)
+    mu = xp.sqrt(xp.where(variance > 0, variance, 1.0))
+    known = xp.where(used, near_gaussian_profile(mu, xp.maximum(x, 0.0)), _LOG_ZERO)
     approximate = found.log_value - c * x
     approximate = approximate - 0.5 * xp.log(2 * math.pi * found.curvature)
     approximate = xp.logaddexp(approximate, known)

@@ -12,18 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
+from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
 from jaxdp_episodic.accountant.methods.exact.contour import (
     Contour,
     contour_points,
 )
 from jaxdp_episodic.accountant.methods.exact.mgf import (
+    Bulk,
     Pair,
     Steps,
     first_realignment,
     have_atoms,
-    log_atoms,
-    log_bulk_mass,
     log_powers,
     log_realigned,
     may_realign,
@@ -42,7 +41,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 from jaxdp_episodic.accountant.numerics.special import (
     log_normal_density,
-    log_normal_tail,
 )
 
 # Largest number of evaluations in the search for epsilon.
@@ -101,7 +99,7 @@ def search(
     """
     # Halley's method on log delta in a bracket from 0 to highest, on one contour.
     xp = namespace(log_delta, initial, highest, contour.center, groups[0].count)
-    integrand = _prepare(blocks, contour, groups)
+    integrand, is_smooth = _prepare(blocks, contour, groups), not have_atoms(groups)
 
     def improve(state: _Search) -> _Search:
         x, low, high = state.x, state.low, state.high
@@ -122,7 +120,7 @@ def search(
         # After the step the gap is smaller by the correction of Newton's step, or by an
         # error of third order; but atoms may change the slope abruptly.
         share = 1.0
-        if not have_atoms(groups):
+        if is_smooth:
             share = xp.minimum(xp.abs(correction) + gap * gap, 1.0)
         last = inside & (step > 0) & (share * xp.abs(gap) <= tolerance)
         left = xp.abs(gap) * xp.where(last, share, 1.0)
@@ -184,8 +182,7 @@ class _Integrand(NamedTuple):
     """What does not depend on epsilon; all but the rows are (n,)."""
 
     rows: _Rows
-    bulk: Array  # variance; 0 without a bulk
-    log_mass: Array  # logarithm of the bulk's probability
+    bulk: Bulk
     # Sum of the truncated summands over the last one, if they decay as e^-u, or as
     # 1 / u² on vertical lines.
     density: Array
@@ -198,7 +195,7 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
     xp = namespace(contour.center, groups[0].count)
     last = xp.asarray(blocks.number * blocks.size - 1)
     step = contour.end / last.astype(contour.end.dtype)
-    bulk, log_atom = contour.bulk, log_atoms(groups)
+    bulk = contour.bulk
 
     def rows(block: Array) -> _Rows:
         k = block * blocks.size + xp.arange(blocks.size, dtype=np.int32)
@@ -207,10 +204,10 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
         z, direction = stored(xp, contour_points(contour, y))
         weight = speed * step * xp.where(u > 0, 1.0, 0.5)
         power, error = stored(xp, log_powers(z, groups, checked=True))
-        left, size = without_bulk(z, power, bulk, log_atom)
+        left, size = without_bulk(z, power, bulk)
         whole = times(left, (weight * direction[0], weight * direction[1]))
         part, length = xp.hypot(*left), xp.hypot(*whole)
-        error = error + _ROUNDING * (0.5 * bulk * (z[0] * z[0] + z[1] * z[1]))
+        error = error + _ROUNDING * (0.5 * bulk.variance * (z[0] * z[0] + z[1] * z[1]))
         sign = whole[0] / length, whole[1] / length
         return _Rows(z, size + xp.log(length), sign, 1 / part, error)
 
@@ -218,7 +215,7 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
     vertical = contour.lean == 0
     density = xp.maximum(1 / step, 1.0) * xp.where(vertical, 1 + contour.end, 1.0)
     end = at(at(found.z, blocks.number - 1), -1)
-    log_beyond = xp.full_like(bulk, _LOG_ZERO)
+    log_beyond = xp.full_like(bulk.variance, _LOG_ZERO)
     if may_realign(groups):
         # The largest integrand where phases agree again, times the integral of 1 / y².
         realign = first_realignment(groups)
@@ -230,8 +227,7 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
             log_beyond,
             lambda: log_realigned(z, groups)[0] - xp.log(math.pi * again[0]),
         )
-    log_mass = log_bulk_mass(log_atom)
-    return _Integrand(found, bulk, log_mass, density, end[0], log_beyond)
+    return _Integrand(found, bulk, density, end[0], log_beyond)
 
 
 def _height(contour: Contour, u: Array) -> tuple[Array, Array]:
@@ -248,8 +244,8 @@ def _integrate(
     integrand: _Integrand, blocks: Blocks, epsilon: Array
 ) -> tuple[Array, ...]:
     """``log delta``, minus its slope, its second derivative, error, rounding error."""
-    xp = namespace(integrand.bulk, epsilon)
-    log_known = _bulk_delta(integrand, epsilon)
+    xp = namespace(integrand.density, epsilon)
+    log_known = _bulk_delta(integrand.bulk, epsilon)
     waves = xp.asarray(_waves(blocks.size, blocks.most))
 
     def add(block: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -271,7 +267,7 @@ def _integrate(
     zeros = xp.zeros((4 + len(_FREQUENCIES), *epsilon.shape), epsilon.dtype)
     start = log_known[0], zeros, zeros[0]
     peak, sums, last = fori_loop(xp, 0, blocks.number, add, start)
-    known, known_slope, known_density = (xp.exp(part - peak) for part in log_known)
+    known, known_slope, known_density = xp.exp(log_known - peak)
     total, slope = sums[0] + known, sums[1] + known_slope
     second = sums[2] + known_density - known_slope
     # The truncated sum is ``density`` times the last summand, with a margin of 10.
@@ -309,19 +305,13 @@ def _waves(size: int, number: int) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(waves, 1, 0))
 
 
-def _bulk_delta(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:
+def _bulk_delta(bulk: Bulk, epsilon: Array) -> Array:
     """Logarithms of the bulk's delta D, of ``-D'`` and of ``D'' - D'``."""
-    xp = namespace(integrand.bulk, epsilon)
-    some = integrand.bulk > 0
+    xp, some = namespace(bulk.variance, epsilon), bulk.variance > 0
     if xp is np and not some.any():
-        return (np.full_like(epsilon, _LOG_ZERO),) * 3
-    mu = xp.sqrt(xp.where(some, integrand.bulk, 1.0))
-    profile = log_gaussian_profile(mu, xp.maximum(epsilon, 0.0))
-    x = 0.5 * mu + epsilon / mu
-    tail = epsilon + log_normal_tail(x)
-    density = epsilon + log_normal_density(x) - xp.log(mu)
-    profile, tail, density = (
-        xp.where(some, integrand.log_mass + part, _LOG_ZERO)
-        for part in (profile, tail, density)
-    )
-    return profile, tail, density
+        return np.full((3, *epsilon.shape), _LOG_ZERO)
+    mu = xp.sqrt(xp.where(some, bulk.variance, 1.0))
+    profile, tail = gaussian_tails(mu, epsilon)
+    density = log_normal_density(epsilon / mu - 0.5 * mu) - xp.log(mu)
+    parts = xp.array([profile, tail, density]) + bulk.log_mass
+    return xp.where(some, parts, _LOG_ZERO)

@@ -5,10 +5,8 @@ Pure kernels; settings are the last axis.
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -166,15 +164,15 @@ def steps_of(
     )
 
 
-def _for_each(c: Array, steps: Steps) -> Array:
+def _for_each(xp: Any, c: Array, steps: Steps) -> Array:
     """(..., n) numbers repeated for K steps, (..., K n)."""
     number = len(steps.count)
-    return c if number == 1 else namespace(c).tile(c, (1,) * (c.ndim - 1) + (number,))
+    return c if number == 1 else xp.tile(c, (1,) * (c.ndim - 1) + (number,))
 
 
-def _composed(terms: Array, steps: Steps) -> Array:
+def _composed(xp: Any, terms: Array, steps: Steps) -> Array:
     """Sum over steps of count times term, (..., K n) to (..., n); 0 times inf is 0."""
-    xp, count = namespace(terms, steps.count), steps.count.reshape(-1)
+    count = steps.count.reshape(-1)
     terms = xp.where(count > 0, count * terms, 0.0)
     if len(steps.count) == 1:
         return terms
@@ -186,22 +184,22 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
     xp = namespace(c, groups[0].count)
     totals = [xp.zeros_like(c)] * 3
     for steps in groups:
-        nodes, wide = steps.nodes, _for_each(c, steps)
+        nodes, wide = steps.nodes, _for_each(xp, c, steps)
         sums = sum_exp_moments(wide, nodes.weight, nodes.loss)
         outer = steps.outer_rate.reshape(-1)
         excess = outer * (sums[0] - nodes.mass)
         moment = 1 + xp.maximum(excess, -1 + 1e-300)
         first = outer * sums[1] / moment
         second = outer * sums[2] / moment - first * first
-        parts = (xp.log1p(xp.maximum(excess, -1 + 1e-15)), first, second)
+        parts = [xp.log1p(xp.maximum(excess, -1 + 1e-15)), first, second]
         if steps.gaussian_shift is not None:
             shift = steps.gaussian_shift.reshape(-1)
             square = shift * shift
             known = (0.5 * wide * (wide + 1) * square, (wide + 0.5) * square, square)
-            pairs = zip(known, parts, strict=True)
-            parts = (xp.where(shift > 0, closed, part) for closed, part in pairs)
+            for i in range(3):
+                parts[i] = xp.where(shift > 0, known[i], parts[i])
         for i, part in enumerate(parts):
-            totals[i] = totals[i] + _composed(part, steps)
+            totals[i] = totals[i] + _composed(xp, part, steps)
     return totals[0], totals[1], totals[2]
 
 
@@ -241,46 +239,46 @@ def exchanged_moments(c: Array, steps: Steps) -> Array:
     return xp.where(known, bound + _CHECK_MARGIN * (1 + bound), xp.inf)
 
 
-def log_atoms(groups: tuple[Steps, ...]) -> Array:
-    """Sum of `Steps.log_atom` over all groups; (n,)."""
-    return functools.reduce(operator.add, (steps.log_atom for steps in groups))
+class Bulk(NamedTuple):
+    """The Gaussian that many small losses add up to, next to the atom; (n,) arrays."""
+
+    variance: Array  # v; 0 if there is none
+    log_atom: Array  # ``T log A``: the logarithm of the atom at loss 0
+    log_mass: Array  # ``log(1 - A^T)``
 
 
-def bulk_variance(groups: tuple[Steps, ...]) -> Array:
-    """Variance v of the bulk, the Gaussian that many small losses add up to; (n,)."""
+def bulk_of(groups: tuple[Steps, ...]) -> Bulk:
+    """The bulk of a run."""
     # M^T of a Gaussian's losses is e^{v z (1 + z) / 2}. v makes it agree with M^T at
     # z = -1/2, where rare large losses hardly count. Any v is a valid control variate.
     xp = namespace(groups[0].count)
     middle = xp.full_like(groups[0].count[0], -0.5)
     power = xp.expm1(xp.minimum(real_moments(middle, groups)[0], 0.0))  # M^T - 1
-    atom = xp.expm1(log_atoms(groups))  # A^T - 1
-    some = (atom < 0) & (power > atom)
-    share = xp.where(some, power - atom, 1.0) / xp.where(some, -atom, 1.0)
-    return xp.where(some, -8 * xp.log(xp.minimum(share, 1.0)), 0.0)
+    log_atom = groups[0].log_atom
+    for steps in groups[1:]:
+        log_atom = log_atom + steps.log_atom
+    rest = -xp.expm1(log_atom)  # 1 - A^T
+    some = (rest > 0) & (power > -rest)
+    share = xp.where(some, power + rest, 1.0) / xp.where(some, rest, 1.0)
+    variance = xp.where(some, -8 * xp.log(xp.minimum(share, 1.0)), 0.0)
+    return Bulk(variance, log_atom, xp.log(xp.maximum(rest, 1e-300)))
 
 
-def log_bulk(z: Pair, variance: Array, log_atom: Array) -> Pair:
+def log_bulk(z: Pair, bulk: Bulk) -> Pair:
     """``log((1 - A^T) e^{v z (1 + z) / 2})``; -1e300 where v is 0."""
-    xp = namespace(z[0], variance, log_atom)
+    variance = bulk.variance
     re = 0.5 * variance * (z[0] * (1 + z[0]) - z[1] * z[1])
     im = 0.5 * variance * z[1] * (1 + 2 * z[0])
-    return xp.where(variance > 0, re + log_bulk_mass(log_atom), _LOG_ZERO), im
+    where = namespace(variance).where
+    return where(variance > 0, re + bulk.log_mass, _LOG_ZERO), im
 
 
-def log_bulk_mass(log_atom: Array) -> Array:
-    """``log(1 - A^T)``."""
-    xp = namespace(log_atom)
-    return xp.log(xp.maximum(-xp.expm1(log_atom), 1e-300))
-
-
-def without_bulk(
-    z: Pair, log_power: Pair, variance: Array, log_atom: Array
-) -> tuple[Pair, Array]:
+def without_bulk(z: Pair, log_power: Pair, bulk: Bulk) -> tuple[Pair, Array]:
     """``M^T`` minus the atom and the bulk, at (K, n) points, over e^size; size."""
-    xp = namespace(z[0], log_power[0], variance, log_atom)
-    bulk = log_bulk(z, variance, log_atom)
-    size = xp.maximum(xp.maximum(log_power[0], bulk[0]), log_atom)
-    sizes, angles = (xp.array(pair) for pair in zip(log_power, bulk, strict=True))
+    xp, log_atom = namespace(bulk.log_atom), bulk.log_atom
+    log_re, log_im = log_bulk(z, bulk)
+    size = xp.maximum(xp.maximum(log_power[0], log_re), log_atom)
+    sizes, angles = xp.array([log_power[0], log_re]), xp.array([log_power[1], log_im])
     re, im = polar(sizes - size, angles)
     re = re[0] - re[1] - xp.exp(log_atom - size)
     im = im[0] - im[1]
@@ -293,9 +291,9 @@ def log_powers(
 ) -> tuple[Pair, Array]:
     """``T log M`` at (K, n) points, and a bound of its error."""
     xp = namespace(z[0], groups[0].count)
-    re, im, error = (xp.zeros_like(z[0]) for _ in range(3))
+    re = im = error = xp.zeros_like(z[0])
     for steps in groups:
-        wide = (_for_each(z[0], steps), _for_each(z[1], steps))
+        wide = (_for_each(xp, z[0], steps), _for_each(xp, z[1], steps))
         excess = _excess(wide, steps, steps.nodes)
         log_moment = _log_moment(wide, steps, excess)
         outer = steps.outer_rate.reshape(-1)
@@ -303,19 +301,18 @@ def log_powers(
         off = _MOMENT_ROUNDING * xp.minimum(size, 3.0)
         off = off + _ROUNDING * xp.hypot(*log_moment)
         if checked:
-            some, at_some = (
-                (a[::_CHECK_STRIDE], b[::_CHECK_STRIDE]) for a, b in (wide, excess)
-            )
+            some = wide[0][::_CHECK_STRIDE], wide[1][::_CHECK_STRIDE]
             again = _excess(some, steps, steps.check)
             # |M' - M| / |M|
-            gap = xp.hypot(at_some[0] - again[0], at_some[1] - again[1])
+            gap = xp.hypot(
+                excess[0][::_CHECK_STRIDE] - again[0],
+                excess[1][::_CHECK_STRIDE] - again[1],
+            )
             gap = _CHECK_FACTOR * gap * xp.exp(-log_moment[0][::_CHECK_STRIDE])
             off += xp.repeat(gap, _CHECK_STRIDE, axis=0)[: z[0].shape[0]]
-        re, im = (
-            total + _composed(part, steps)
-            for total, part in zip((re, im), log_moment, strict=True)
-        )
-        error = error + _composed(off, steps)
+        re = re + _composed(xp, log_moment[0], steps)
+        im = im + _composed(xp, log_moment[1], steps)
+        error = error + _composed(xp, off, steps)
     return (re, im), error
 
 
@@ -358,7 +355,7 @@ def have_atoms(groups: tuple[Steps, ...]) -> bool:
 
 def may_realign(groups: tuple[Steps, ...]) -> bool:
     """Whether any losses may have parts that lie far apart."""
-    return any(steps.begins is not None for steps in groups)
+    return groups[0].begins is not None
 
 
 def first_realignment(groups: tuple[Steps, ...]) -> Array:
@@ -385,10 +382,10 @@ def log_realigned(z: Pair, groups: tuple[Steps, ...]) -> Array:
     log_largest, log_ratio = xp.zeros_like(z[0]), xp.zeros_like(z[0])
     for steps in groups:
         total, largest = _moduli(
-            (_for_each(z[0], steps), _for_each(z[1], steps)), steps
+            (_for_each(xp, z[0], steps), _for_each(xp, z[1], steps)), steps
         )
-        log_largest = log_largest + _composed(xp.log(largest), steps)
-        log_ratio = log_ratio + _composed(xp.log(total / largest), steps)
+        log_largest = log_largest + _composed(xp, xp.log(largest), steps)
+        log_ratio = log_ratio + _composed(xp, xp.log(total / largest), steps)
     grown = log_ratio + xp.log(xp.maximum(-xp.expm1(-log_ratio), 1e-300))
     return math.log(3.0) + log_largest + grown
 

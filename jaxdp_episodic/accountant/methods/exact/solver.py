@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.methods.exact.contour import (
 from jaxdp_episodic.accountant.methods.exact.integral import Blocks, search
 from jaxdp_episodic.accountant.methods.exact.mgf import (
     NEAR_LOSS,
-    bulk_variance,
+    bulk_of,
     steps_of,
 )
 from jaxdp_episodic.accountant.methods.rdp.method import bounding_few, rdp_bound
@@ -392,7 +392,7 @@ def one_pass(
             groups, shape.terms, shape.has_gaussians, strict=True
         )
     )
-    bulk = bulk_variance(steps)
+    bulk = bulk_of(steps)
     known = initial >= 0
     initial, bound, order = where_needed(
         known,

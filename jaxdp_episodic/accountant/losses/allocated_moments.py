@@ -207,7 +207,10 @@ def _drawn_moments(
     # Log-moments are convex in the order, so chords between bounds are bounds.
     kept = [(0.0, 0.0)]
     for z, value in zip((orders - 1).tolist(), bounds.tolist(), strict=True):
-        while len(kept) > 1 and _bends_down(*kept[-2:], (z, value)):
+        while len(kept) > 1:
+            (a, at_a), (b, at_b) = kept[-2:]
+            if (at_b - at_a) * (z - b) < (value - at_b) * (b - a):
+                break
             kept.pop()
         kept.append((float(z), value))
     points, values = np.array(kept).T
@@ -219,11 +222,6 @@ def _orders(size: int) -> np.ndarray:
     beyond = np.geomspace(_MOST_TILTED, size, 1 + math.ceil(12 * math.log2(size / 32)))
     every = np.concatenate([np.arange(2.0, _MOST_TILTED), np.rint(beyond)])
     return np.unique(np.minimum(every, size)).astype(int)
-
-
-def _bends_down(*points: tuple[float, float]) -> bool:
-    (a, at_a), (b, at_b), (c, at_c) = points
-    return (at_b - at_a) * (c - b) >= (at_c - at_b) * (b - a)
 
 
 def _drawn(n: int, r: float, logs: np.ndarray, distance: float, peak: float) -> float:

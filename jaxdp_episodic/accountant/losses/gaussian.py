@@ -99,8 +99,8 @@ def inner_exponent(u: Array, rate: Array) -> Array:
 def positive(value: Array, largest: float) -> Array:
     """Clips positive values to [1e-60, largest]; others become min(largest, 1)."""
     xp = namespace(value)
-    clipped = xp.clip(value, SMALLEST, largest)
-    return xp.where(value > 0, clipped, xp.full_like(value, min(largest, 1.0)))
+    clipped = xp.minimum(xp.maximum(value, SMALLEST), largest)
+    return xp.where(value > 0, clipped, min(largest, 1.0))
 
 
 def where_positive(log_h: Array, *factors: Array) -> Array:

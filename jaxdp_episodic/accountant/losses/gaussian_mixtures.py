@@ -78,12 +78,23 @@ class MixtureLoss(GaussianLoss, Nodes):
     def halves(self, *fields: Array) -> tuple[Half, ...]:
         """Returns the forward and the backward half, or one for both directions."""
 
+    @functools.cached_property
+    def _both_halves(self) -> tuple[Half, ...]:
+        return self._halves_of(self.shape)
+
     def both_halves(self, shape: tuple[int, ...] | None = None) -> tuple[Half, ...]:
         """Returns `halves` of the fields, broadcast and clipped for kernels."""
-        xp = namespace(*self.fields)
-        shape, kept = self.shape if shape is None else shape, []
+        # JAX's arrays must not outlive the branch or loop that computes them.
+        if shape is None and namespace(*self.fields) is np:
+            return self._both_halves
+        return self._halves_of(self.shape if shape is None else shape)
+
+    def _halves_of(self, shape: tuple[int, ...]) -> tuple[Half, ...]:
+        xp, kept = namespace(*self.fields), []
         for field in dataclasses.fields(self)[1:]:
-            value = xp.broadcast_to(getattr(self, field.name), shape)
+            value = getattr(self, field.name)
+            if np.shape(value) != shape:
+                value = xp.broadcast_to(value, shape)
             most = 1.0 if field.name.endswith("rate") else LARGEST
             kept.append(positive(value, most))
         return self.halves(*kept)
@@ -290,10 +301,8 @@ class GaussianMixtureLoss(MixtureLoss):
         shifts = tuple(np.clip(s, least, most) for s in self.shifts)
         return dataclasses.replace(self, rate=rate, shifts=shifts)
 
-    def both_halves(self, shape: tuple[int, ...] | None = None) -> tuple[Half, ...]:
-        """See `MixtureLoss`."""
+    def _halves_of(self, shape: tuple[int, ...]) -> tuple[Half, ...]:
         xp = namespace(*self.fields)
-        shape = self.shape if shape is None else shape
         shift, weight = (
             self.stacked(a, shape) for a in (self.shifts, self.log_weights)
         )

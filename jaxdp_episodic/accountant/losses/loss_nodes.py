@@ -80,7 +80,8 @@ def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -
     u = begin + spacing * xp.arange(num_nodes, dtype=s.dtype)[:, None]
     bent = xp.tanh((u - kink) / width)
     x = u - share * width * bent
-    return x, _unless_wide(spacing) * (1 - share * (1 - bent * bent))
+    weight = xp.where(spacing <= _WIDEST, spacing, xp.nan)
+    return x, weight * (1 - share * (1 - bent * bent))
 
 
 def half_line(
@@ -126,9 +127,9 @@ def half_line(
     )
     spacing = (end + _DEEPEST_LAYER) / (num_nodes - 1)
     u = spacing * xp.arange(num_nodes, dtype=s.dtype)[:, None] - _DEEPEST_LAYER
-    v, rise = _softplus(u)
+    v = xp.maximum(u, 0.0) + xp.log1p(xp.exp(-xp.abs(u)))  # log(1 + e^u)
     shift, slope = crowding(v, centers)
-    weight = _unless_wide(spacing) * rise * (1 - slope)
+    weight = xp.where(spacing <= _WIDEST, spacing, xp.nan) * sigmoid(u) * (1 - slope)
     # The first node replaces all nodes left of it. Their weights, and weights times
     # nodes, are geometric series, here to second order.
     node, ratio = v - shift, xp.exp(-spacing)
@@ -145,18 +146,6 @@ def _crowding(s: Array) -> tuple[Array, Array]:
     share = xp.maximum(1 - _CROWDING_SHIFT / s, 0.0)
     # In terms of x, not of u, the width is `_CROWDING_WIDTH` / s.
     return share, _CROWDING_WIDTH / s / (1 - 0.76 * share)
-
-
-def _unless_wide(spacing: Array) -> Array:
-    """Returns the spacing, or NaN if it exceeds `_WIDEST`."""
-    xp = namespace(spacing)
-    return xp.where(spacing <= _WIDEST, spacing, xp.nan)
-
-
-def _softplus(x: Array) -> tuple[Array, Array]:
-    """Returns ``log(1 + e^x)`` and its derivative."""
-    xp = namespace(x)
-    return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x))), sigmoid(x)
 
 
 def path_points(

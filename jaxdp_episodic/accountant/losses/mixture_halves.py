@@ -45,6 +45,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     logsumexp,
     map_first,
     namespace,
+    softmax,
     stored,
 )
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
@@ -366,12 +367,12 @@ class Half(NamedTuple):
         # The integrand is a product of powers of mixtures. It peaks where x is a
         # weighted sum of their centers, or at a kink between two such points.
         xp = namespace(t, self.move)
-        alpha, centers = 1 + t, self.centers
-        has_p, has_q = self.log_p > 0.5 * LOG_ZERO, self.log_q > 0.5 * LOG_ZERO
+        alpha, centers, log_p, log_q = 1 + t, self.centers, self.log_p, self.log_q
+        has_p, has_q = log_p > 0.5 * LOG_ZERO, log_q > 0.5 * LOG_ZERO
         most = xp.max(xp.where(has_p, centers, -xp.inf), axis=0)
         near = xp.max(xp.where(has_q, centers, -xp.inf), axis=0)
         far = xp.min(xp.where(has_q, centers, xp.inf), axis=0)
-        kinks = _kinks(centers, self.log_p) + _kinks(centers, self.log_q)
+        kinks = _kinks(centers, log_p) + _kinks(centers, log_q)
         (lead, _), (base, _) = self.sheet().lead_kinks(), kinks[-1]
         knee = lead[0] - xp.log(alpha) / _widest(centers)
         wide = 2 * most - far
@@ -379,16 +380,18 @@ class Half(NamedTuple):
         peaks += [xp.clip(base, 2 * most - near, wide), xp.clip(knee, most, wide)]
         settled: Any = None
         if direction != "backward":
+            both, places = (
+                xp.stack([log_p, log_q], axis=1)[:, :, None],
+                centers[:, None, None],
+            )
             top, first = alpha * most - t * far, alpha * most - t * near
             peaks += [top, first, xp.clip(base, first, top)]
 
             def slope(x: Array) -> tuple[Array, Array]:
                 """Returns the derivative of the exponent, plus x, and its own."""
-                tilts = centers[:, None] * (x - 0.5 * centers[:, None])
-                (_, p, pp), (_, q, qq) = (
-                    _log_moments(a[:, None] + tilts, centers[:, None])
-                    for a in (self.log_p, self.log_q)
-                )
+                share = softmax(both + places * (x - 0.5 * places))
+                p, q = mean = (share * places).sum(axis=0)
+                pp, qq = (share * (places - mean) ** 2).sum(axis=0)
                 return alpha * p - t * q, alpha * pp - t * qq
 
             starts = xp.concatenate([alpha * centers - t * near, top[None], base[None]])
@@ -582,9 +585,3 @@ def _log_mean(terms: Array, values: Array) -> tuple[Array, Array]:
     xp = namespace(terms)
     total = logsumexp(terms)
     return total, xp.sum(xp.exp(terms - total) * values, axis=0)
-
-
-def _log_moments(terms: Array, values: Array) -> tuple[Array, Array, Array]:
-    """Returns `_log_mean` and the variance of the values."""
-    total, mean = _log_mean(terms, values)
-    return total, mean, _log_mean(terms, (values - mean) ** 2)[1]

@@ -257,7 +257,9 @@ def _as_product(
     peak = np.max(scaled, axis=0)
     grown = np.exp(scaled - peak)
     parts = [part for part in (factor.re, factor.im) if part is not None]
-    found = [_product(left, (grown * part).transpose(2, 0, 1)) for part in parts]
+    # (n, C, J) by (n, J, K) to (C, K, n)
+    found = [in_blocks(left, (grown * part).transpose(2, 0, 1)) for part in parts]
+    found = [np.ascontiguousarray(part.transpose(1, 2, 0)) for part in found]
     size = np.abs(found[0]) if len(found) == 1 else np.hypot(*found)
     poor = size < _LEAST_SUM
     peak = np.broadcast_to(peak, found[0].shape)
@@ -284,11 +286,6 @@ def _sum_again(
         for part, value in zip(parts, values, strict=True):
             wide = np.broadcast_to(part, factor.exponent.shape)[:, k, n]
             value[i, k, n] = np.sum(np.exp(exact - top) * wide, axis=0)
-
-
-def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Multiplies (n, C, J) by (n, J, K) to (C, K, n)."""
-    return np.ascontiguousarray(in_blocks(left, right).transpose(1, 2, 0))
 
 
 NOWHERE = 1e9  # an x for "never" of a path that rises from x on
@@ -353,7 +350,10 @@ class Ratios:
     def upper(self, w: Points) -> Ratio:
         """Returns the `Ratio` at ``floor + w``, Re w >= 0, (K, n)."""
         s, log_e = self.parts.shift, np.log(self.cover)
-        x, rough = self._at(w), self.is_rough and self._are_alike(w)
+        x, highest = self._at(w), np.max(self.floor, axis=0)
+        # Rough if densities of N(0) there are similar for all components.
+        apart = (highest - np.min(self.floor, axis=0)) * (w[0].max(axis=0) + highest)
+        rough = self.is_rough and bool(np.all(apart < _MOST_APART))
         if self.replaced:
             rise = self._sum(0.0, turned, w)
             base = self._mixture(0.0, -1.0, w)
@@ -427,12 +427,6 @@ class Ratios:
         """Returns the points at distances w from the floors, (C, K, n)."""
         floor = self.floor[:, None]
         return floor + w[0], None if w[1] is None else 0 * floor + w[1]
-
-    def _are_alike(self, w: Points) -> bool:
-        """Whether densities of N(0) at ``floor + w`` are similar for all components."""
-        highest = np.max(self.floor, axis=0)
-        apart = highest - np.min(self.floor, axis=0)
-        return bool(np.all(apart * (np.max(w[0], axis=0) + highest) < _MOST_APART))
 
     def _sum(
         self, tilt: Array | float, factor, w: Points, *, is_rough: bool = False

@@ -186,7 +186,8 @@ def sum_expm1(z: Pair, weight: Pair, position: Pair) -> Pair:
 def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
     """Computes `sum_expm1` in NumPy: for each setting a matrix times the weights."""
     # Blocks of rows that fit the cache take a third of the time.
-    used = _num_used(weight)
+    used = np.flatnonzero(((weight[0] != 0) | (weight[1] != 0)).any(axis=1))
+    used = int(np.max(used, initial=-1)) + 1  # up to the last weight that is not 0
     rows = _CACHED // max(used, 1) + 1
     re, im = np.empty_like(z[0]), np.empty_like(z[0])
     # Stacked for all settings at once: one by one it takes as long as the sums.
@@ -298,9 +299,3 @@ def sum_exp_moments(
         return s0.sum(axis=-2), s1.sum(axis=-2), s2.sum(axis=-2)
     zero = xp.zeros_like(c)
     return _sum_of_rows(terms, weight, position, (zero, zero, zero), 8)
-
-
-def _num_used(weight: Pair) -> int:
-    """The number of rows of (J, n) weights up to the last that is not 0."""
-    used = ((weight[0] != 0) | (weight[1] != 0)).any(axis=1)
-    return int(np.max(np.flatnonzero(used), initial=-1)) + 1

@@ -13,8 +13,7 @@ Array = Any
 """A NumPy array, a JAX array or a tracer."""
 
 
-# Inverse of the share of a block's settings that are finished together with those of
-# other blocks.
+# Inverse share of a block's settings that are finished with those of other blocks.
 _FEW_LEFT = 8
 
 # Classes that are not JAX's. `namespace` is called very often, and this is fastest.
@@ -385,11 +384,11 @@ def sigmoid(x: Array) -> Array:
 def logsumexp(x: Array, axis: int = 0) -> Array:
     """``log(sum(e^x))`` over an axis; no entry may be inf. An empty sum is -inf."""
     xp = namespace(x)
-    peak = xp.max(x, axis=axis, keepdims=True)
+    peak = x.max(axis=axis, keepdims=True)
     peak = xp.where(xp.isfinite(peak), peak, 0.0)
-    total = xp.sum(xp.exp(x - peak), axis=axis)
+    total = xp.exp(x - peak).sum(axis=axis)
     with np.errstate(divide="ignore"):
-        return xp.log(total) + xp.squeeze(peak, axis)
+        return xp.log(total) + peak.squeeze(axis)
 
 
 def softmax(x: Array) -> Array:

@@ -180,7 +180,8 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
     goal = question.target if question.is_epsilon else bound - LOG_BOUND_OVER_DELTA
     cut, log_added, too_many = _truncated(goal, run)
     # Densities must not be rounded by more than the tolerance of the answer.
-    wanted = ~too_many & (_of_densities(run) <= TOLERANCE)
+    of_densities = _of_densities(run)
+    wanted = ~too_many & (of_densities <= TOLERANCE)
     wanted &= np.isfinite(bound) | unbounded
     if not question.is_epsilon:
         wanted &= bound > _UNDERFLOW
@@ -209,7 +210,9 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
             may_be_larger[left] = _may_exceed(asked, part, least[left], order)
         other, other_error = state.solve(may_be_larger, backward=True, least=least)
         value, error = _larger(value, error, other, other_error, may_be_larger)
-    error = error + _of_composed_profiles(question, run, state.bound, state.order)
+    if np.any(of_densities):
+        at = state.bound, state.order
+        error = error + _of_composed_profiles(question, of_densities, *at)
     return Answer(value, error, ~wanted | ~np.isfinite(value))
 
 
@@ -236,7 +239,7 @@ def _of_densities(run: Run) -> np.ndarray:
 
 
 def _of_composed_profiles(
-    question: Question, run: Run, bound: np.ndarray, order: np.ndarray
+    question: Question, error: np.ndarray, bound: np.ndarray, order: np.ndarray
 ) -> np.ndarray:
     """Error of the answer of many steps due to the relative error e of densities.
 
@@ -244,9 +247,6 @@ def _of_composed_profiles(
     """
     # If total and mean are right, M(c) is wrong by at most e (M(c) - 1), and log(delta)
     # by e times the logarithm of the run's moment, which gave the Rényi bound.
-    error = _of_densities(run)
-    if not np.any(error):
-        return error
     c, epsilon, log_delta = order - 1, question.target, bound
     if question.is_epsilon:
         epsilon, log_delta = bound, question.target

@@ -106,7 +106,8 @@ def steps_of(
     shape = group.count.shape
 
     def flat(a: Array) -> Array:
-        return xp.broadcast_to(a, shape).reshape(-1)
+        a = a if a.shape == shape else xp.broadcast_to(a, shape)
+        return a.reshape(-1)
 
     loss, back, cut = map_arrays(flat, (group.loss, backward, log_cut))
     # The cut is relative to the probability of the steps that see the unit.

@@ -72,9 +72,9 @@ def folder(tmp_path):
 
 @pytest.fixture
 def predict(capsys):
-    def run(release, support, *queries, out=None):
+    def run(release, support, *queries, out=None, code=0):
         more = [] if out is None else ["--out", str(out)]
-        code = program.run(
+        found = program.run(
             [
                 *("predict", str(release), "--support", str(support), "--queries"),
                 *(str(query) for query in queries),
@@ -82,7 +82,8 @@ def predict(capsys):
             ]
         )
         printed = capsys.readouterr()
-        return code, printed.out + printed.err
+        assert found == code
+        return printed.out + printed.err
 
     return run
 
@@ -90,8 +91,8 @@ def predict(capsys):
 def test_folders_of_classes(folder, predict):
     release = released(folder)
     out = folder / "results" / "found.csv"
-    code, said = predict(release, folder / "support", folder / "queries", out=out)
-    assert code == 0 and "accuracy  1.0000 (6 of 6)" in said
+    said = predict(release, folder / "support", folder / "queries", out=out)
+    assert "accuracy  1.0000 (6 of 6)" in said
     assert said.splitlines()[0].split() == ["query", "class", "predicted", "score"]
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert [row["query"] for row in rows][:2] == ["dark/0.png", "dark/1.png"]
@@ -100,7 +101,7 @@ def test_folders_of_classes(folder, predict):
     # A class without support is never predicted, and a message says so.
     (folder / "queries" / "light").rename(folder / "queries" / "other")
     (folder / "support" / "void").mkdir()
-    _, said = predict(release, folder / "support", folder / "queries")
+    said = predict(release, folder / "support", folder / "queries")
     assert "accuracy  0.5000" in said and "3 queries are of classes that" in said
     assert "skipping folders without images: 'void'" in " ".join(said.split())
 
@@ -121,8 +122,8 @@ def test_only_calibrated_probabilities_are_shown(
         calibration["temperatures"] *= len(shots)
     release = released(folder, calibration=calibration)
     out = folder / "found.csv"
-    code, said = predict(release, folder / "support", folder / "queries", out=out)
-    assert code == 0 and said.splitlines()[0].split()[-1] == name
+    said = predict(release, folder / "support", folder / "queries", out=out)
+    assert said.splitlines()[0].split()[-1] == name
     assert said_why in said and ("is no probability" in said) == bool(said_why)
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert all((float(row[name]) < 0.7) == bool(shots) for row in rows)
@@ -130,31 +131,31 @@ def test_only_calibrated_probabilities_are_shown(
 
 def test_images_and_folders_of_them(folder, predict):
     release, asked = released(folder), folder / "queries" / "light"
-    code, said = predict(release, folder / "support", asked)
-    assert code == 0 and said.count("light") == 3 and "accuracy" not in said
-    code, said = predict(release, folder / "support", asked / "0.png", asked / "1.png")
-    assert code == 0 and str(asked / "1.png") in said
+    said = predict(release, folder / "support", asked)
+    assert said.count("light") == 3 and "accuracy" not in said
+    said = predict(release, folder / "support", asked / "0.png", asked / "1.png")
+    assert str(asked / "1.png") in said
     (asked / "0.png").rename(asked / "0\naccuracy  1.png")  # one line a name
-    code, said = predict(release, folder / "support", asked)
-    assert code == 0 and said.count("\n") == 6 and r"0\naccuracy" in said
+    said = predict(release, folder / "support", asked)
+    assert said.count("\n") == 6 and r"0\naccuracy" in said
 
 
 def test_arrays_with_labels_and_without(folder, predict):
-    release = released(folder)
+    release, known, asked, grid = (
+        released(folder),
+        *(folder / f"{name}.npz" for name in ("known", "asked", "grid")),
+    )
     found = load_class_folders(folder / "support", size=6, grey=True)
-    labels = found.unit_column("class")
-    np.savez(folder / "known.npz", images=found.features, labels=labels)
-    np.savez(folder / "asked.npz", images=found.features[..., 0])
-    code, said = predict(release, folder / "known.npz", folder / "known.npz")
-    assert code == 0 and "accuracy  1.0000" in said
-    code, said = predict(release, folder / "known.npz", folder / "asked.npz")
-    assert code == 0 and "accuracy" not in said and said.count("light") == 3
+    np.savez(known, images=found.features, labels=found.unit_column("class"))
+    np.savez(asked, images=found.features[..., 0])
     codes = np.rint(255 * found.features.reshape(2, 3, 6, 6)).astype(np.uint8)
-    np.savez(folder / "grid.npz", images=codes)  # [class, example, ...], numbered
-    code, said = predict(release, folder / "grid.npz", folder / "grid.npz")
-    assert code == 0 and "accuracy  1.0000" in said
-    code, said = predict(release, folder / "asked.npz", folder / "asked.npz")
-    assert code == 2 and "--support must give the class of each example" in said
+    np.savez(grid, images=codes)  # [class, example, ...], numbered
+    for labelled in (known, grid):
+        assert "accuracy  1.0000" in predict(release, labelled, labelled)
+    said = predict(release, known, asked)
+    assert "accuracy" not in said and said.count("light") == 3
+    said = predict(release, asked, asked, code=2)
+    assert "--support must give the class of each example" in said
 
 
 TABLE = {"groups": ["task"], "features": ["x"], "target": "y"}
@@ -172,8 +173,8 @@ def test_tables_of_tasks(tmp_path, predict):
     support = table(tmp_path / "known.csv", known)
     asked = [f"2,{x},{20 + x}" for x in (1, 3)] + ["1,2,12"]
     out = tmp_path / "found.jsonl"
-    code, said = predict(release, support, table(tmp_path / "a.csv", asked), out=out)
-    assert code == 0 and "rmse  " in said
+    said = predict(release, support, table(tmp_path / "a.csv", asked), out=out)
+    assert "rmse  " in said
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(row["query"], row["task"]) for row in rows] == [
         ("1", "2"),
@@ -183,14 +184,13 @@ def test_tables_of_tasks(tmp_path, predict):
     for row in rows:  # the support's regression line, shrunk towards its mean
         assert row["predicted"] == pytest.approx(row["target"], abs=1.0)
     no_target = table(tmp_path / "b.csv", ["2,1", "2,3"], "task,x")
-    code, said = predict(release, support, no_target)
-    assert code == 0 and "rmse" not in said
-    code, said = predict(release, support, table(tmp_path / "c.csv", ["7,1,1"]))
-    assert code == 2 and "--support must have examples of the task '7'" in said
-    code, said = predict(release, no_target, no_target)
-    assert code == 2 and "--support must have a target for each example" in said
-    code, said = predict(release, support, table(tmp_path / "d.csv", ["1"], "x"))
-    assert code == 2 and "--queries must give the task of each example" in said
+    assert "rmse" not in predict(release, support, no_target)
+    said = predict(release, support, table(tmp_path / "c.csv", ["7,1,1"]), code=2)
+    assert "--support must have examples of the task '7'" in said
+    said = predict(release, no_target, no_target, code=2)
+    assert "--support must have a target for each example" in said
+    said = predict(release, support, table(tmp_path / "d.csv", ["1"], "x"), code=2)
+    assert "--queries must give the task of each example" in said
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,6 @@ def test_invalid_inputs_are_refused(folder, predict, given, said):
     names = {"release": "release", "support": "support", "queries": "queries"} | given
     queries = [folder / name for name in names["queries"].split()]
     out = folder / names["out"] if "out" in names else None
-    found = predict(
-        folder / names["release"], folder / names["support"], *queries, out=out
-    )
-    assert found[0] == 2 and said in found[1] and found[1].count("\n") == 1
+    inputs = (folder / names[name] for name in ("release", "support"))
+    found = predict(*inputs, *queries, out=out, code=2)
+    assert said in found and found.count("\n") == 1

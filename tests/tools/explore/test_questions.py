@@ -211,21 +211,16 @@ def test_warnings_are_shown_as_remarks():
     assert "protected units is at least 1" in remark
 
 
-def of_people(step, **bounds):
-    """The step with a person as the privacy unit, as the page writes it."""
-    step = copy.deepcopy(step) | {"privacy_unit": "person"}
-    return step | ({"people": {"type": "PersonBounds", **bounds}} if bounds else {})
+BOUNDS = {"type": "PersonBounds", "examples": 1, "classes": 2, "tasks": 2}
 
 
 @pytest.mark.parametrize(
-    ("name", "bounds", "levels"),
-    [
-        ("MultistageSampling", {"examples": 1, "classes": 2, "tasks": 2}, 4),
-        ("PeopleBlocks", {}, 2),
-    ],
+    ("name", "people", "levels"),
+    [("MultistageSampling", {"people": BOUNDS}, 4), ("PeopleBlocks", {}, 2)],
 )
-def test_people_are_shown_as_a_level(name, bounds, levels):
-    question = settings(of_people(EXAMPLES[name], **bounds), num_steps=3)
+def test_people_are_shown_as_a_level(name, people, levels):
+    of_people = EXAMPLES[name] | {"privacy_unit": "person"} | people
+    question = settings(of_people, num_steps=3)
     step = request_of(question).step
     rows = questions.answer("levels", question)["levels"]
     assert len(rows) == levels and rows[0]["level"] == "person"

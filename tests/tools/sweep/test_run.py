@@ -247,23 +247,20 @@ def test_a_disk_that_fills_up(undisturbed, tmp_path, monkeypatch):
             run_sweep(sweep, out)
     assert saved_chunks(out) == (2, 6)
     assert not list(out.rglob(f"*{atomic.TEMPORARY}*"))
+    replace = atomic.Path.replace
+
+    def no_tables(path, target):
+        if target.name.startswith("table"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(path, target)
+
     with monkeypatch.context() as patch:
-        refuse = refusing_tables(atomic.Path.replace)
-        patch.setattr(atomic.Path, "replace", refuse)
+        patch.setattr(atomic.Path, "replace", no_tables)
         with pytest.raises(OSError, match="No space left"):
             run_sweep(sweep, out)
     assert saved_chunks(out) == (6, 6)
     run_sweep(sweep, out, engine=no_work)
     assert contents(out) == expected
-
-
-def refusing_tables(replace):
-    def refuse(path, target):
-        if target.name.startswith("table"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return replace(path, target)
-
-    return refuse
 
 
 # --- The devices of this machine ---

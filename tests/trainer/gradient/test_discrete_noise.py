@@ -282,7 +282,7 @@ def test_sums_of_very_many_units_do_not_overflow():
         total = discrete_noise.whole_sum([many[0].astype(np.int32)])
         assert total[0] == sign * full * blocks
     for rows_of_blocks, message in (
-        ([MOST_ROWS + 1], "discrete noise supports blocks of up to 32,768 rows"),
+        ([1, MOST_ROWS + 1], "discrete noise supports blocks of up to 32,768 rows"),
         ([MOST_ROWS] * 65, r"up to 4,194,304 rows.*got 4,259,840"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -353,7 +353,7 @@ def test_a_metric_is_finite(change, noise, places):
         generator, key = np.random.default_rng(place), bytes([place] * 32)
         state = own.release(state, place, generator, key, noise)
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
-    assert np.asarray(state.projection).any()
+    assert np.asarray(state.projection).any() and state.projection.shape == (5, 2)
 
 
 MIX = {"kind": "mixed"}

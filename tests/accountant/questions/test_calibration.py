@@ -295,6 +295,21 @@ def test_the_noise_that_is_returned_was_evaluated(monkeypatch):
         assert np.isin(found, within).all()
 
 
+@pytest.mark.slow
+def test_nothing_is_compiled_after_an_epsilon(caplog):
+    jax = pytest.importorskip("jax")
+    step, ask = sampled(np.geomspace(1e-3, 0.1, 80), 1.0), {"delta": DELTA}
+    ask |= {"num_steps": 100, "engine": "jax"}
+    jde.epsilon(step, **ask)
+    with jax.log_compiles():
+        jax.jit(lambda x: x + 1)(1.0)  # shows that compiling is logged
+        noise = jde.calibrate_noise_multiplier(step, epsilon=np.e, **ask)
+    compiled = [r.message for r in caplog.records if "XLA compilation" in r.message]
+    assert len(compiled) == 1 and "<lambda>" in compiled[0]
+    spent = jde.epsilon(noise_at(noise, step), **ask)
+    np.testing.assert_allclose(spent, np.e, rtol=1e-5)
+
+
 # --- Very large targets are quick, and still met ---
 
 

@@ -177,6 +177,8 @@ class Targets:
         """Epsilon plus its error; at large targets a quick upper bound."""
         large = (self.epsilon[active] > _LARGE) & (self.method != "rdp")
         by_renyi = large & np.any([_has_little_noise(run) for run in runs], axis=0)
+        # Failing takes the contour long, and certified ends follow where it did once.
+        by_renyi |= self.by_contour & self.had_bound[active] & ~large
         quick = ~by_renyi & (self.by_contour | (large & (self.method == "exact")))
         value = np.empty(active.size)
         for method, where in (

@@ -323,7 +323,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/losses": 5_650,
     "jaxdp_episodic/accountant/methods": 6_930,
     "jaxdp_episodic/accountant/numerics": 3_350,
-    "jaxdp_episodic/accountant/questions": 6_439,
+    "jaxdp_episodic/accountant/questions": 6_433,
     "jaxdp_episodic/accountant/bounds": 2_000,
     "jaxdp_episodic/accountant/interop": 1_785,
     "jaxdp_episodic/accountant/report": 2_180,

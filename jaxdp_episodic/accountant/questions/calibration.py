@@ -18,11 +18,11 @@ from jaxdp_episodic.accountant.describe.schemes import (
     EpochScheme,
     Poisson,
     RandomAllocation,
-    Scheme,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep, Sampling
+from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep
 from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
+from jaxdp_episodic.accountant.methods.rdp.method import bounding_few
 from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import check_method, public_function
@@ -59,6 +59,8 @@ _checked_tolerance = _validation.reals(
     f"lie in [{_TOLERANCE:g}, {COARSEST:g}]",
     lambda a: (a >= _TOLERANCE) & (a <= COARSEST),
 )
+# Number of Rényi bounds that replace others below which nothing is compiled for them.
+_FEW_BOUNDS = 1024
 # Approximate number of evaluations of a setting.
 _EVALUATIONS = 10
 # Noise multiplier below which a warning says that there is hardly any protection: the
@@ -193,7 +195,9 @@ class Targets:
                 run.map(lambda f, chosen=chosen: f if len(f) == 1 else f[chosen])
                 for run in runs
             ]
-            found = answer(question.take(chosen), parts, method)
+            helps = method == "rdp" != self.method  # nothing is compiled for a few
+            with bounding_few(chosen.size, _FEW_BOUNDS if helps else 0):
+                found = answer(question.take(chosen), parts, method)
             value[chosen] = found.value
             if method in ("exact", CONTOUR):  # the estimate of its error is added
                 value[chosen] += np.where(found.is_certified, 0.0, found.error)
@@ -225,10 +229,6 @@ class Targets:
                 shift = np.fmin(np.sqrt(square), one) / furthest
                 found = np.fmin(found, shift.min(axis=-1))  # NaN: no noise is needed
         return found.reshape(-1)
-
-    def shaped(self, values: np.ndarray) -> Any:
-        """The flat results in the targets' shape; a NumPy scalar if 0-d."""
-        return values.reshape(self.shape)[()]
 
     def _taken(self, run: Run, active: np.ndarray) -> Run:
         """The run's arrays at some of the flattened settings, (len(active), P)."""
@@ -342,7 +342,7 @@ def calibrate_noise_multiplier(
             "run without noise; use smaller targets",
             stacklevel=3,
         )
-    return run.shaped(found)
+    return found.reshape(run.shape)[()]
 
 
 @public_function(None)
@@ -379,7 +379,7 @@ def calibrate_num_steps(
     with asking_together(run.size * _EVALUATIONS):
         low, high, ends = bracket(excess, np.ones(run.size), *ends, OF_STEPS)
         found = largest_within(excess, low, high, tolerance=0, integer=True, ends=ends)
-    return run.shaped(found.astype(np.int64))
+    return found.astype(np.int64).reshape(run.shape)[()]
 
 
 @public_function(None)
@@ -429,14 +429,18 @@ def calibrate_rate(
         changed = dataclasses.replace(scheme, **{scheme.rate_field: rate})
         return dataclasses.replace(step, sampling=step.design.with_scheme(changed))
 
-    smallest = _smallest_size(step.design, scheme)
+    design: Any = step.design
+    smallest: Any = scheme.times if isinstance(scheme, RandomAllocation) else 1
+    if isinstance(scheme, WithoutReplacement) and isinstance(design, GroupedClasses):
+        smallest = design.ways if scheme.name == CLASS else 1
     one = at_rate(smallest)
     run = Targets(one, epsilon, delta, num_steps, method)
     everywhere = np.arange(run.size)
     initial = float(np.max(smallest, initial=1))
     excess = run.excess_by(at_rate, initial)
     if isinstance(scheme, EpochScheme):
-        return run.shaped(_shortest_epoch(excess, np.full(run.size, initial)))
+        found = _shortest_epoch(excess, np.full(run.size, initial))
+        return found.reshape(run.shape)[()]
     is_share = isinstance(scheme, Poisson)
     ends = (_SMALLEST_PROBABILITY, 1.0)
     if not is_share:
@@ -450,7 +454,7 @@ def calibrate_rate(
     high = np.where(some & ~full, most, 0.0)
     tolerance = _TOLERANCE if is_share else 0
     found = largest_within(excess, low, high, tolerance=tolerance, integer=not is_share)
-    return run.shaped(found if is_share else found.astype(int))
+    return (found if is_share else found.astype(int)).reshape(run.shape)[()]
 
 
 def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:
@@ -471,16 +475,6 @@ def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:
     start, stop = np.where(low > 0, low, high), np.where(low > 0, high, 0.0)
     found = largest_within(shorter, start, stop, tolerance=0, integer=True)
     return np.where(low > 0, low + high - found, high).astype(np.int64)
-
-
-def _smallest_size(design: Sampling, scheme: Scheme) -> Any:
-    """The smallest size or epoch length: 1, ``ways`` classes, or ``times`` steps."""
-    if isinstance(scheme, RandomAllocation):
-        return scheme.times
-    sized = isinstance(scheme, WithoutReplacement)
-    if sized and isinstance(design, GroupedClasses) and scheme.name == CLASS:
-        return design.ways
-    return 1
 
 
 def _largest_size(step: GaussianStep, level: str) -> np.ndarray:

@@ -144,7 +144,7 @@ def _moment(
     grid = np.unique(grid[(grid >= low) & (grid <= high)]).astype(np.longdouble)
     with np.errstate(all="ignore"):
         heights = logf(grid)
-        kept = np.maximum(heights[1:], heights[:-1]) > np.nanmax(heights) - 100
+        kept = np.fmax(heights[1:], heights[:-1]) > np.nanmax(heights) - 100
         return _log_integral(logf, grid[:-1][kept], grid[1:][kept])
 
 

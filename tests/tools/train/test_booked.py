@@ -115,8 +115,10 @@ def test_a_run_that_the_book_refuses_draws_nothing(tmp_path, config, book, monke
     protected = protected_by(read_config(config), tmp_path)
     create_book(small, protected, epsilon=1.0, delta=1e-5)
     with pytest.raises(ValueError, match="the run costs mu .* nothing was drawn"):
-        train(config, out, small)
-    assert not files_of_a_run(out) and not read_book(small).entries
+        train(config, tmp_path / "free", small)
+    assert not files_of_a_run(tmp_path / "free") and not read_book(small).entries
+    with pytest.raises(AssertionError, match="a step was taken"):
+        train(config, tmp_path / "free", None)  # it never paid
     other = str(tmp_path / "other.book")
     create_book(other, protected._replace(data="00" * 32), epsilon=9.0, delta=1e-5)
     with pytest.raises(ValueError, match="book is for other data"):

@@ -163,7 +163,6 @@ def test_an_empty_class_is_not_taken_for_another():
     ("changes", "message"),
     [
         ({"ways": 13}, "ways must be at most 12, the number"),
-        ({"shots": 0}, "shots must be a whole number >= 1"),
         ({"num_episodes": 1}, "num_episodes must be a whole number >= 2"),
         ({"ways": None}, "data must have targets for regression"),
     ],

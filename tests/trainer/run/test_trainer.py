@@ -191,7 +191,6 @@ def test_the_divisor_must_be_public():
     [
         ({"l2_clip_norm": 0.0}, "l2_clip_norm must be a number in"),
         ({"normalizer": -1.0}, "normalizer must be a number in"),
-        ({"shots": 0}, "shots must be a whole number >= 1"),
         ({"shots": 3}, "shots must be less than"),
         ({"block_size": 0}, "block_size must be a whole number >= 1"),
         ({"seed": -1}, "seed must be a whole number >= 0"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxdp_episodic.tools.plots import pictures
+from jaxdp_episodic.tools.plots import figures, pictures
 from jaxdp_episodic.tools.plots.figures import front_of
 from jaxdp_episodic.tools.plots.pictures import SweepTable
 from jaxdp_episodic.tools.sweep.description import read_sweep
@@ -186,3 +186,13 @@ def test_the_picture_of_the_front():
     for i in range(200):
         if np.isfinite(x[i]) and np.isfinite(y[i]):
             assert np.any((x[front] <= x[i]) & (y[front] <= y[i]))
+
+
+def test_scales_and_levels_follow_the_points():
+    assert figures.is_logarithmic(np.geomspace(1, 10, 5))
+    assert figures.is_logarithmic(np.array([10, 100, 300, 1000]))
+    assert not figures.is_logarithmic(np.linspace(1, 10, 5))
+    assert not figures.is_logarithmic(np.array([0.0, 1.0, 10.0]))
+    assert figures.round_levels(0.9, 12) == [1, 2, 5, 10]
+    assert figures.round_levels(0.05, 290) == [0.1, 0.3, 1, 3, 10, 30, 100]
+    assert figures.round_levels(2.1, 2.9) == [2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8]

@@ -4,8 +4,10 @@ import dataclasses
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from image_files import image_folders
 from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.trainer.config.training_config import (
@@ -13,7 +15,8 @@ from jaxdp_episodic.trainer.config.training_config import (
     TrainingConfig,
     read_config,
 )
-from jaxdp_episodic.trainer.run.assemble import Tables
+from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from rows import fast_and_slow
 from training_runs import TINY
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,6 +56,53 @@ def test_shipped_configs_are_valid_and_name_their_command(path):
     config = read_config(path)
     assert TrainingConfig.from_dict(config.to_dict()) == config
     assert f"jaxdp-episodic train configs/{path.name} --out" in path.read_text()
+
+
+# Data sets of images: their folders, classes and images of each class; then a class's
+# folder, an image's name and shape, and how many images a class has here.
+IMAGES = {
+    "Omniglot": (
+        *(("omniglot/images_background", "omniglot/images_evaluation"), 964, 20),
+        *("Greek/character{:02d}", "0001_{:02d}.png", (105, 105), 20),
+    ),
+    "MiniImageNet": (
+        *([f"mini_imagenet/{split}" for split in ("train", "val", "test")], 64, 600),
+        *("n{:08d}", "{}.jpg", (84, 84, 3), 17),
+    ),
+}
+OF_IMAGES = [p.stem for p in CONFIGS if type(read_config(p).data).__name__ in IMAGES]
+
+
+@pytest.mark.filterwarnings("ignore:.*people in common")
+@pytest.mark.parametrize(
+    "stem", fast_and_slow(OF_IMAGES, lambda stem: stem == "train_omniglot_people")
+)
+def test_configs_of_images_are_planned_and_draw_from_their_folders(stem, tmp_path):
+    """Of six classes, in the layout of the data set."""
+    assert len(OF_IMAGES) == 5
+    text = (ROOT / "configs" / f"{stem}.toml").read_text(encoding="utf-8")
+    kind = tomllib.loads(text)["data"]["type"]
+    folders, classes, slots, one, name, shape, number = IMAGES[kind]
+    for place, folder in enumerate(folders):
+        names = map(one.format, range(6 * place, 6 * place + 6))
+        counts = dict.fromkeys(names, number)
+        image_folders(tmp_path / "data" / folder, counts, shape, place, name)
+    (tmp_path / "configs").mkdir()
+    path = tmp_path / "configs" / "run.toml"
+    if "zero_out" in text:  # published slots, which are public; here they are full
+        public = f"num_classes = {classes}\n", f"population = {slots} }}"
+        assert all(stated in text for stated in public)
+        text = text.replace(public[0], "num_classes = 6\n")
+        text = text.replace(public[1], f"population = {number} }}")
+    path.write_text(text)
+    config = read_config(path)
+    run, evaluations, _ = assembled(config, Tables(config, path.parent))
+    assert run.data.num_examples == 6 * number
+    assert 7.9 < run.budget.spent(run.budget.num_steps) <= 8
+    assert tuple(evaluations) == config.evaluation.splits
+    draws = map(run.draw_blocks, [len(run.budget.before) + 1] * 99)
+    filled = next(block for (block, *_) in draws if block.slot_mask.any())
+    assert np.isfinite(filled.inputs).all()
 
 
 def test_defaults(tiny):

@@ -14,6 +14,7 @@ from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli.command import one_of_several
 from jaxdp_episodic.tools.train import search
+from jaxdp_episodic.trainer.config.training_parts import NOISES
 from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.gradient.processes import (
@@ -27,7 +28,17 @@ from jaxdp_episodic.trainer.run.state import (
     check_run,
     described_versions,
 )
-from training_runs import CHECK_SAMPLING, GROUPED, TINY, classes, plain_trainer
+from jaxdp_episodic.training import PrivateGradient
+from training_runs import (
+    CHECK_SAMPLING,
+    GROUPED,
+    KEY,
+    TINY,
+    Rows,
+    classes,
+    linear_loss,
+    plain_trainer,
+)
 
 RIG = ROOT / "experiments" / "trust" / "kill_distributed.py"
 
@@ -65,6 +76,34 @@ def test_programs_with_discrete_noise_do_not_depend_on_devices():
     assert len(set(rows["discrete"])) == 1
     assert rows["gaussian"] == sorted(set(rows["gaussian"]), reverse=True)
     assert checks.rows_a_device(3, sampler, 4, "discrete") == 3
+
+
+class Twins(Processes):
+    """Two processes with equal shares of the sum."""
+
+    def __init__(self, index):
+        self.count, self.index = 2, index
+
+    def sum(self, tree):
+        return jax.tree.map(lambda leaf: leaf + leaf, tree)
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_the_first_process_alone_adds_noise_once_to_the_whole_sum(monkeypatch, kind):
+    params, data = np.zeros(7, np.float32), np.full((3, 7), 0.01, np.float32)
+    blocks, settings = [Rows(data, np.ones(3, np.float32))], {"noise_multiplier": 0.7}
+    settings |= {"l2_clip_norm": 0.5, "normalizer": 5.0}
+    alone = PrivateGradient(linear_loss, noise=kind)
+    wanted, _ = alone(params, blocks * 2, alone.noise(params, KEY, 0.7), **settings)
+    for index in range(2):
+        monkeypatch.setattr(private_gradient, "all_processes", lambda i=index: Twins(i))
+        gradient = PrivateGradient(linear_loss, noise=kind)
+        noise = None if index else gradient.noise(params, KEY, 0.7)
+        found, private = gradient(params, blocks, noise, **settings)
+        if index:
+            assert found is None and private == {}
+        else:
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 # --- Several devices of one process ---
@@ -300,12 +339,13 @@ def parameters(out):
     ("config", "number", "tolerance"),
     [
         (DISCRETE, 3, 0.0),
+        (DISCRETE.replace('"discrete"', '"gaussian"'), 2, 1e-5),
         (DISCRETE.replace("[data]", "[clipping]\ncount_noise = 1.0\n[data]", 1), 2, 0),
         (BANDED, 2, 0.0),
         (STATISTICS, 2, 1e-5),
         (ADAPTIVE, 2, 0.0),
     ],
-    ids=["discrete", "quantile", "banded", "statistics", "adaptive"],
+    ids=["discrete", "gaussian", "quantile", "banded", "statistics", "adaptive"],
 )
 def test_any_number_of_processes_gives_the_same_run(
     tmp_path, config, number, tolerance

@@ -585,6 +585,21 @@ def run(*, num_steps=4, seed=1, budget=None, **changes):
     return Trainer(learner, {"w": np.eye(2, dtype=np.float32)}, **arguments)
 
 
+def test_every_statistic_has_noise_and_pairs_of_its_own(monkeypatch):
+    """No other statistic, and no other run without a seed, has the same."""
+    used, noised_sum = [], PrivateStatistics.noised_sum
+
+    def noted(own, state, index, generator, key, noise):
+        used.extend((key, generator.bytes(32)))
+        return noised_sum(own, state, index, generator, key, noise)
+
+    monkeypatch.setattr(PrivateStatistics, "noised_sum", noted)
+    for one in (run(seed=None), run(seed=None)):
+        for _ in one.budget.before:
+            one.step()
+    assert len(set(used)) == len(used) == 12
+
+
 def test_a_run_of_statistics_alone(tmp_path):
     trainer = run(num_steps=0)
     assert trainer.run["noise"] == "discrete"

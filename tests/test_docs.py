@@ -188,6 +188,15 @@ def test_slow_pages_compile_and_parse(page, folder):
                 pages.check_command(command)
 
 
+def test_the_sessions_are_not_empty():
+    """Guards the parser of pages: these pages have Python and commands."""
+    for page, python, commands in (("docs/index.md", 1, 1), (FIRST, 3, 8)):
+        found = pages.blocks(pages.read(page))
+        assert sum(block.language == "python" for block in found) == python
+        assert sum(len([*pages.commands(block)]) for block in found) >= commands
+    assert SLOW | {page for page, _ in FILES} <= set(DOCS)
+
+
 def test_pages_stay_short():
     most = {FIRST: MOST_WORDS_OF_README, **dict.fromkeys(REFERENCE, 10**6)}
     for page in (*DOCS, FIRST):

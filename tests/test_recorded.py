@@ -74,6 +74,7 @@ def ask(row: Row, with_ends: bool) -> Row:
             value, info = getattr(jde, asked)(step, **given, return_info=True)
             found = {"value": value, "certified": info.is_certified_bound}
             few = np.size(row.get("num_steps")) <= MOST_WITH_ENDS
+            few |= "population" in row["step"]  # these rows have many settings each
             if with_ends and few and "upper" in row:
                 # Without recorded ends no steps are asked for: their ends are 0.
                 steps = np.where(np.asarray(row["upper"]) > 0, given["num_steps"], 0)

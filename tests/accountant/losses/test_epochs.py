@@ -175,14 +175,23 @@ def test_two_replaced_steps_are_a_gaussian_mechanism():
 # --- Counts and extremes ---
 
 
-def test_epochs_and_blocks_are_counted():
-    # Seven steps, one of each of two blocks (4 and 3): 17 steps are two epochs and 3.
-    run = runs_of(step(7, 1.0, times=2), np.asarray(17))[0]
+@pytest.mark.parametrize(
+    ("times", "num_steps", "expected"),
+    [
+        # Blocks of 4 and 3 steps: two epochs, and three or four steps of a third one.
+        (2, 17, {(4, 4): 2, (3, 3): 2, (4, 3): 1}),
+        (2, 18, {(4, 4): 3, (3, 3): 2}),
+        # Blocks of 3, 2 and 2: an epoch and two blocks.
+        (3, 12, {(3, 3): 2, (2, 2): 3}),
+    ],
+)
+def test_epochs_and_blocks_are_counted(times, num_steps, expected):
+    run = runs_of(step(7, 1.0, times=times), np.asarray(num_steps))[0]
     found = {
         (float(loss.slots[0]), float(loss.steps[0])): float(count[0])
         for loss, count in zip(run.losses, run.counts, strict=True)
     }
-    assert found == {(3.0, 3.0): 2, (4.0, 4.0): 2, (4.0, 3.0): 1}
+    assert found == expected
     with pytest.raises(ValueError, match="whole number"):
         jde.epsilon(step(7, 1.0), delta=1e-6, num_steps=1.5)
 

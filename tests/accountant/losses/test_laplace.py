@@ -188,6 +188,10 @@ def test_a_single_release_has_a_closed_form():
     for method in ("exact", "pld"):
         found = jde.epsilon(release, num_steps=1, delta=delta, method=method)
         np.testing.assert_allclose(found, expected, rtol=1e-11)
+        # The old and the new content are up to two clip norms apart.
+        other = jde.LaplaceRelease(2 * noise, neighboring_relation="replace_one")
+        again = jde.epsilon(other, num_steps=1, delta=delta, method=method)
+        np.testing.assert_allclose(again, expected, rtol=1e-11)
     profile = jde.privacy_profile(jde.LaplaceRelease(0.5), [0.0, 1.0, 2.0, np.inf])
     np.testing.assert_allclose(profile, [*-np.expm1([-1.0, -0.5]), 0, 0], atol=1e-15)
     assert jde.delta(jde.LaplaceRelease(1.0), num_steps=10, epsilon=10.1) == 0

@@ -153,6 +153,22 @@ def test_each_option_of_a_menu_keeps_to_its_quota(tmp_path):
     assert content.composition().counts == (110, 100)
 
 
+def test_a_menu_prices_no_run_that_adapts_or_has_disjoint_parts(tmp_path):
+    where = menu_book(tmp_path)
+    adapts = jde.AdaptiveRun({"one": ALWAYS}, quotas={"one": 1})
+    for parts in ((adapts,), (RUN, RUN)):
+        wanted = order_of(*parts, what="train", name="a run", protected=PROTECTED)
+        with pytest.raises(NotImplementedError, match="menu charges compositions"):
+            paid(where, "one", wanted)
+    assert not read_book(where).entries
+
+
+def test_a_charge_survives_a_power_failure(book):
+    """A commit returns when it is on the disk, and no journal can undo it."""
+    with contextlib.closing(storage._opened(Path(book))) as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
+
+
 def test_a_menu_without_quotas_permits_any_mixture(tmp_path):
     where = menu_book(tmp_path, epsilon=3.0, quotas=None)
     prices = read_book(where).terms.prices

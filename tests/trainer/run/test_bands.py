@@ -200,6 +200,26 @@ def test_turns_count_charged_gradient_steps_only():
     assert [planned.turn(number) for number in (3, 4, 9)] == [0, 1, 6]
 
 
+# --- Secrets ---
+
+
+def test_without_a_seed_no_secret_is_used_twice():
+    """Neither groups, nor a draw, an epoch or noise: of two runs, and of two steps."""
+    used = []
+    for step in (BANDED, BY_CLASS, BINS) * 2:
+        run = a_run(step)
+        for number in (1, 3):  # of one group; an epoch has four steps
+            secret = run._main.draws.secret(number)
+            noise = run._main.prepared(run.state, number, secret).noise
+            used += [secret.key, *(leaf.tobytes() for leaf in noise._unused[0])]
+        used.append(run._main.sampler.dealt)
+        if step is BINS:
+            used += [
+                run._main.draws.secret(4 * n + 1).members.tobytes() for n in (0, 1)
+            ]
+    assert len(set(used)) == len(used)
+
+
 # --- Crashes ---
 
 

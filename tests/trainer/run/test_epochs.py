@@ -23,7 +23,7 @@ from jaxdp_episodic.trainer.run.report import (
     privacy_statement,
 )
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
-from training_runs import BINS, charged_run, flat_step
+from training_runs import BINS, charged_run, flat_step, plain_trainer
 
 DELTA = 1e-5
 BATCHES = jde.GaussianStep(
@@ -33,6 +33,17 @@ BATCHES = jde.GaussianStep(
 
 def budget(step=BATCHES, *, steps=10, permitted=12):
     return PrivacyBudget(step, 8.0, DELTA, steps, permitted)
+
+
+@pytest.mark.parametrize("seed", [1, None])
+def test_every_epoch_is_drawn_anew(seed):
+    """In another partition of all classes."""
+    run = plain_trainer(step=BINS, num_steps=12, seed=seed)
+    members = [run._main.draws.secret(step).members for step in range(1, 13)]
+    epochs = [members[first : first + 4] for first in (0, 4, 8)]
+    whole = [np.concatenate(epoch) for epoch in epochs]
+    assert [np.unique(episodes).size for episodes in whole] == [30] * 3
+    assert len({episodes.tobytes() for episodes in whole}) == 3
 
 
 def test_bins_of_private_units_need_a_public_divisor():

@@ -563,6 +563,14 @@ server:/home {} nfs4 rw 0 0
 """
 
 
+def test_commits_survive_a_power_failure(path):
+    """They return when the log, or the name of a removed journal, is on the disk."""
+    with opened(path) as store:
+        store.begin_session({})
+        assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert store._db.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
+
+
 def test_network_file_systems_have_no_write_ahead_log(tmp_path, monkeypatch):
     mounts = tmp_path / "mounts"
     folder = tmp_path / "a b"

@@ -216,3 +216,26 @@ def test_an_odometer_and_a_target_with_runs_that_stay_open():
     assert delta < true(mirrored, 4, lambda _: np.exp(0.5)) * 0.99
     found = jde.AdaptiveRun(options, prices=prices, epsilon=0.5, delta=delta)
     assert found.budget == 3
+
+
+def test_odometers_count_the_direction_that_costs_more():
+    """It is backward: answers of one who is not asked are hardly ever true ones."""
+    response = jde.RandomizedResponse(0.05, 4, neighboring_relation="zero_out")
+    pair = 0.05 / 4 + 0.95 * np.eye(4)[0], np.full(4, 0.25)
+    priced = {"prices": {"a": 1}, "budget": 3}
+
+    def worst(stated):
+        return [
+            adaptive.worst_by_history(
+                [one], adaptive.by_prices([1]), 3, lambda left: np.exp(stated[3 - left])
+            )
+            for one in (pair, pair[::-1])
+        ]
+
+    stated = [0.0, 2.0, 4.0, 6.0]
+    run = jde.AdaptiveRun({"a": response}, **priced, odometer=stated)
+    lower, upper = run.odometer_interval()
+    forward, backward = worst(stated)
+    assert 2 * forward < lower <= backward <= upper <= lower * 1.01
+    run = jde.AdaptiveRun({"a": response}, **priced, odometer="margin", delta=0.1)
+    assert max(worst(run.odometer)) <= 0.1 * (1 + 1e-9)

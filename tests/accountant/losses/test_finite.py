@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binom, norm
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
@@ -239,6 +240,31 @@ def test_few_losses_are_summed(name):
             back = jde.epsilon(run, delta=truth)
             assert back == pytest.approx(epsilon, abs=1e-9 * max(largest, 0.1))
         assert jde.delta(run, epsilon=epsilon, method="rdp") >= truth
+
+
+def test_the_direction_that_costs_more_counts_in_a_mixed_run():
+    """It is backward: answers of one who is not asked are hardly ever true ones."""
+    noise, buckets, asked, shift = 0.05, 4, 6, 2.4
+    always = jde.Poisson("unit", sampling_probability=1.0)
+    run = jde.compose(
+        (jde.RandomizedResponse(noise, buckets, **ZEROED), asked),
+        (jde.GaussianStep(always, noise_multiplier=3 / shift, **ZEROED), 9),
+    )
+    wrong = np.arange(asked + 1)
+    chance = binom.pmf(wrong, asked, 1 - 1 / buckets)
+    true_one = np.log1p((buckets - 1) * (1 - noise))
+    loss = -wrong * np.log(noise) - (asked - wrong) * true_one
+    for epsilon in (18.0, 25.0):
+        at = (loss - epsilon) / shift
+        above = norm.cdf(at + shift / 2)
+        rest = np.exp(epsilon - loss + norm.logcdf(at - shift / 2))
+        truth = float(chance @ (above - rest))
+        value, info = jde.delta(run, epsilon=epsilon, return_info=True)
+        assert value == pytest.approx(truth, rel=1e-7) and not info.is_certified_bound
+        assert jde.epsilon(run, delta=truth) == pytest.approx(epsilon, rel=1e-7)
+        low, high = jde.epsilon_interval(run, delta=truth)
+        assert low <= epsilon <= high < low * (1 + 1e-4)
+        assert jde.epsilon(run, delta=truth, method="rdp") > epsilon
 
 
 def test_pure_epsilons_add_up():

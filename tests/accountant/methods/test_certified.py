@@ -301,6 +301,19 @@ def test_errors_of_the_masses_go_to_the_safe_side():
     gain = points[::2]
     assert less @ np.expm1(gain) + less.sum() < masses @ np.expm1(gain) + masses.sum()
 
+    def tails(of):
+        found, infinite = lattice.upper_masses(points, of)
+        return np.cumsum(found[::-1]) + infinite
+
+    for name, size in (
+        ("top_error", bins.top),
+        ("mass_error", bins.bottom + bins.top),
+        ("above_error", 1.0),
+    ):
+        more = bins._replace(**{name: getattr(bins, name) + 1e-6 * size})
+        added = tails(more) - tails(bins)
+        assert added.min() > -1e-15 and added.max() > 1e-8
+
 
 SETTINGS = [
     ("sampled", 1.0, 0.3, 0.7, 0.25),

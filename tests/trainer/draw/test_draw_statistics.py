@@ -210,7 +210,33 @@ def test_the_place_of_a_class_in_an_episode_is_uniform():
     assert false_alarm(Tally(counts, len(first), 1 / 5)) > FALSE_ALARMS
 
 
-# --- Realistic sizes ---
+# --- Realistic sizes: a rate that is wrong by 3 % is found ---
+
+
+def test_episodes_of_1800_classes():
+    """Each class, each example, and each example at the first slot of its class."""
+    steps, rate = 800, 64 / 360
+    design = GroupedClasses(
+        num_classes=1_800,
+        ways=5,
+        episodes=Poisson("episode", sampling_probability=rate),
+        examples=WithoutReplacement("example", size=4),
+    )
+    population = Population.from_sizes([20] * 1_800)
+    drawn = take(EpisodeSampler(design, population, clip_unit="episode"), steps, 10)
+    episodes = np.concatenate([draw.examples for draw in drawn])
+    first = episodes[..., 0].reshape(-1)
+    number = np.array([len(draw.units) for draw in drawn])
+    tallies = [
+        Tally(np.bincount(episodes.reshape(-1), minlength=36_000), steps, rate / 5),
+        Tally(np.bincount(first, minlength=36_000), steps, rate / 20),
+        Tally(np.bincount(first // 20, minlength=1_800), steps, rate),
+    ]
+    assert false_alarm(
+        *tallies, oracle.number_tally(number, stats.binom(360, rate))
+    ) > (FALSE_ALARMS)
+    wrong = oracle.number_tally(number, stats.binom(360, rate / 1.03))
+    assert false_alarm(wrong) < FALSE_ALARMS
 
 
 def test_schools_of_very_unequal_sizes():

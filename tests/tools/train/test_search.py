@@ -63,9 +63,9 @@ def test_all_runs_of_a_search_protect_the_same(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_runs_that_differ_in_privacy_are_charged_as_the_worst_of_them(tmp_path):
-    more = '"num_steps" = { type = "Choice", values = [3, 30] }'
+    more = '"num_steps" = { type = "Choice", values = [3, 30, 4] }'
     both = read_search(search_file(tmp_path, target="run_epsilon = 1.0", more=more))
-    more = more.replace("[3, 30]", "[30]")  # costs more at the same epsilon
+    more = more.replace("[3, 30, 4]", "[30]")  # costs most at the same epsilon
     one = read_search(search_file(tmp_path, target="run_epsilon = 1.0", more=more))
     least = search_budget(one, tmp_path).epsilon
     assert search_budget(both, tmp_path).epsilon >= least * (1 - 1e-9)

@@ -9,6 +9,8 @@ import math
 import mpmath as mp
 import numpy as np
 import pytest
+from scipy.special import logsumexp
+from scipy.stats import binom
 
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.gaussian import (
@@ -184,6 +186,19 @@ def test_independent_episodes_against_the_sum(kind):
                 for i, pair in enumerate(pairs(name, *rates, k * mp.mpf(0.8))):
                     total[i] += mass / any_rate * precise.mp_tails(*pair, v)[0]
             assert_logs_close(both, total)
+
+
+@pytest.mark.parametrize("kind", [IndependentEpisodesLoss, ZeroedEpisodesLoss])
+def test_many_independent_episodes_are_the_sum_over_their_number(kind):
+    """Of profiles that are compared above."""
+    u, k = np.array([0.0, 0.5, 10.0]), np.arange(1, 701)
+    found = episodes(kind, u, 0.05, 0.02, 700.0)[:, 0]
+    field, name = (
+        ("p", "swapped") if kind is IndependentEpisodesLoss else ("r", "zeroed")
+    )
+    each = profiles(name, u[:, None], s=0.02 * k, **{field: 1 - 0.95**700})
+    expected = logsumexp(binom.logpmf(k, 700, 0.05) + each, axis=-1)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-11)
 
 
 def test_zero_rates_and_infinite_noise_leak_nothing():

@@ -135,10 +135,12 @@ def test_sums_are_exact():
     assert budget.permits([half], half) is (
         2 * Fraction(half.mu) ** 2 <= Fraction(budget.mu) ** 2
     )
-    left = budget.left([half])
-    assert budget.permits([half], left)
-    more = GdpPrice(math.nextafter(left.mu, 9.0), left.floor)
-    assert not budget.permits([half], more)
+    for share in np.linspace(0.05, 0.95, 19):  # square roots round up, or down
+        paid = GdpPrice(share * budget.mu, share * budget.floors)
+        left = budget.left([paid])
+        assert budget.permits([paid], left)
+        more = GdpPrice(math.nextafter(left.mu, 9.0), left.floor)
+        assert not budget.permits([paid], more)
 
 
 @pytest.mark.slow

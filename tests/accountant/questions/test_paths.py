@@ -7,9 +7,12 @@ import pytest
 
 import jaxdp_episodic as jde
 from designs import step
-from jaxdp_episodic.accountant.losses.gaussian_mixtures import SwappedGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    AntipodalGaussianLoss,
+    SwappedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 from jaxdp_episodic.accountant.questions import worst_path as paths
 
 # These tests are about the Rényi bounds.
@@ -91,6 +94,20 @@ def test_rounding_goes_up_and_stays_within_the_number(most):
         assert np.nanmax(after / before) <= 1 + excess
     assert after[0, 1] == 0
     assert (excess == 0) == (most == 1000)
+
+
+def test_the_worst_path_need_not_have_the_largest_renyi_bound():
+    one, steps = np.ones(1), (np.full(1, 50.0),)
+    question = EpsilonAt(np.array(np.log(1e-5)))
+
+    def asked(method, *kept):
+        rates = (np.array(r)[list(kept)] for r in ([0.3, 0.0154], [0.02, 0.5]))
+        run = Run((AntipodalGaussianLoss(one, *rates, one),), steps)
+        return float(paths.answer(question, [run], method).value)
+
+    assert asked("rdp", 0) > 1.001 * asked("rdp", 1)
+    first, second, both = (asked("exact", *kept) for kept in ((0,), (1,), (0, 1)))
+    assert 1.02 * first < second and both == pytest.approx(second, rel=1e-9)
 
 
 RATES = np.array([1e-6, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.9, 0.999, 1.0])

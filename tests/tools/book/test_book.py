@@ -153,16 +153,6 @@ def test_each_option_of_a_menu_keeps_to_its_quota(tmp_path):
     assert content.composition().counts == (110, 100)
 
 
-def test_a_menu_prices_no_run_that_adapts_or_has_disjoint_parts(tmp_path):
-    where = menu_book(tmp_path)
-    adapts = jde.AdaptiveRun({"one": ALWAYS}, quotas={"one": 1})
-    for parts in ((adapts,), (RUN, RUN)):
-        wanted = order_of(*parts, what="train", name="a run", protected=PROTECTED)
-        with pytest.raises(NotImplementedError, match="menu charges compositions"):
-            paid(where, "one", wanted)
-    assert not read_book(where).entries
-
-
 def test_a_charge_survives_a_power_failure(book):
     """A commit returns when it is on the disk, and no journal can undo it."""
     with contextlib.closing(storage._opened(Path(book))) as connection:
@@ -573,12 +563,14 @@ def test_an_adaptive_run_is_charged_for_its_worst_strategy(tmp_path):
         paid(where, "run", other, ("t",), "u")
 
 
-def test_a_menu_refuses_adaptive_runs_with_prices(tmp_path):
+def test_a_menu_refuses_adaptive_runs_with_prices_and_disjoint_parts(tmp_path):
     where = menu_book(tmp_path)
-    with pytest.raises(
-        NotImplementedError, match="adaptive: a book with a menu charges"
-    ):
+    refused = "adaptive: a book with a menu charges"
+    with pytest.raises(NotImplementedError, match=refused):
         charge_query(where, adaptive(), name="a study")
+    apart = order_of(RUN, RUN, what="train", name="a run", protected=PROTECTED)
+    with pytest.raises(NotImplementedError, match=refused):
+        paid(where, "1", apart)
     with pytest.raises(NotImplementedError, match="a search .* cannot be on a menu"):
         price_of_search(read_book(where).terms.prices, [2.0], [0.1])
     quotas = jde.AdaptiveRun({"step": ALWAYS}, quotas={"step": 10})

@@ -320,7 +320,7 @@ def test_every_command_is_listed_and_has_help(capsys):
 def sweep(call, tmp_path):
     """Runs a small sweep; returns (code, stdout, stderr)."""
     pytest.importorskip("matplotlib").use("Agg")
-    return lambda: call("sweep", SMALL, "--out", str(tmp_path / "out"))
+    return lambda *more: call("sweep", SMALL, "--out", str(tmp_path / "out"), *more)
 
 
 def test_sweep_writes_a_table_and_plot_draws_it(sweep, tmp_path, capsys):
@@ -336,6 +336,15 @@ def test_sweep_writes_a_table_and_plot_draws_it(sweep, tmp_path, capsys):
     options = ["--kind", "lines", "--fix", "noise_multiplier=6"]
     assert cli.run(["plot", str(tmp_path / "out"), *options]) == 0
     assert capsys.readouterr().out.split(", ")[0].endswith("lines.png")
+
+
+def test_shards_and_collect(sweep):
+    code, text, _ = sweep("--shard", "2/2")
+    assert code == 0 and "table" not in text
+    code, text, error = sweep("--collect")
+    assert (code, text) == (2, "") and "1 of 2 chunks are missing: 0;" in error
+    assert sweep("--shard", "1/2")[0] == 0
+    assert "table" in sweep("--collect")[1]
 
 
 @pytest.mark.parametrize(

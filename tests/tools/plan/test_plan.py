@@ -10,6 +10,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli import plan as plan_command
+from jaxdp_episodic.tools.cli.plan import relocated
 from jaxdp_episodic.tools.plan.plan import (
     Candidates,
     advice,
@@ -361,6 +362,16 @@ def refused(tree=CLASSES, **change):
 def test_invalid_requests_are_refused(change, message):
     with pytest.raises((TypeError, ValueError, NotImplementedError), match=message):
         refused(**change)
+
+
+def test_paths_of_a_written_config_are_those_of_the_plan(tmp_path):
+    data = {"type": "Npz", "path": "a.npz", "validation": 0.2, "test": "b.npz"}
+    features = {"kind": "onnx", "path": "c.onnx", "size": 8}
+    moved = relocated({"data": data, "features": features}, tmp_path / "x" / "..")
+    place = tmp_path.resolve()
+    paths = {"path": f"{place}/a.npz", "test": f"{place}/b.npz"}
+    assert moved["data"] == data | paths
+    assert moved["features"] == features | {"path": f"{place}/c.onnx"}
 
 
 # --- Correlated noise, chosen only where it gains ---

@@ -218,24 +218,29 @@ def test_an_odometer_and_a_target_with_runs_that_stay_open():
     assert found.budget == 3
 
 
-def test_odometers_count_the_direction_that_costs_more():
+def test_odometers_and_budgets_count_the_direction_that_costs_more():
     """It is backward: answers of one who is not asked are hardly ever true ones."""
     response = jde.RandomizedResponse(0.05, 4, neighboring_relation="zero_out")
     pair = 0.05 / 4 + 0.95 * np.eye(4)[0], np.full(4, 0.25)
-    priced = {"prices": {"a": 1}, "budget": 3}
+    options, prices = {"a": response}, {"a": 1}
 
-    def worst(stated):
+    def worst(budget, stated):
+        moves = adaptive.by_prices([1])
         return [
             adaptive.worst_by_history(
-                [one], adaptive.by_prices([1]), 3, lambda left: np.exp(stated[3 - left])
+                [one], moves, budget, lambda left: np.exp(stated[budget - left])
             )
             for one in (pair, pair[::-1])
         ]
 
-    stated = [0.0, 2.0, 4.0, 6.0]
-    run = jde.AdaptiveRun({"a": response}, **priced, odometer=stated)
+    stated = [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    run = jde.AdaptiveRun(options, prices=prices, budget=5, odometer=stated)
     lower, upper = run.odometer_interval()
-    forward, backward = worst(stated)
+    forward, backward = worst(5, stated)
     assert 2 * forward < lower <= backward <= upper <= lower * 1.01
-    run = jde.AdaptiveRun({"a": response}, **priced, odometer="margin", delta=0.1)
-    assert max(worst(run.odometer)) <= 0.1 * (1 + 1e-9)
+    asked = {"odometer": "margin", "delta": 0.3}
+    run = jde.AdaptiveRun(options, prices=prices, budget=5, **asked)
+    assert max(worst(5, run.odometer)) <= 0.3 * (1 + 1e-9)
+    run = jde.AdaptiveRun(options, prices=prices, epsilon=6.0, delta=0.3)
+    within, beyond = (max(worst(n, [6.0] * 6)) for n in (run.budget, run.budget + 1))
+    assert within <= 0.3 < beyond

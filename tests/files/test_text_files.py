@@ -3,11 +3,13 @@
 import base64
 import json
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jaxdp_episodic.files import csv_file, json_file
+from jaxdp_episodic.files import atomic, csv_file, json_file
 from jaxdp_episodic.files.csv_file import csv_lines, read_csv_columns
 from jaxdp_episodic.files.json_file import json_lines, parse_json, plain
 from jaxdp_episodic.files.parquet_file import parquet_batches
@@ -187,3 +189,26 @@ def test_damaged_files(tmp_path):
         path.write_bytes(b"PAR1" + footer + size + b"PAR1" if footer else b"")
         with pytest.raises(ValueError, match="must be a Parquet file"):
             rows_of(path)
+
+
+def test_content_is_on_the_disk_before_its_name_and_then_the_name(
+    tmp_path, monkeypatch
+):
+    """So that a power failure leaves the old content or the new one."""
+    done = []
+
+    def renamed(path, target):
+        done.append("renamed")
+        os.rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(os.fstat(file).st_ino))
+    for name in ("replace", "rename"):
+        monkeypatch.setattr(Path, name, renamed)
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    atomic.write_atomically(file, "x")
+    with atomic.atomic_folder(folder) as new:
+        (new / "x").touch()
+    inodes = {path: path.stat().st_ino for path in tmp_path.rglob("*")}
+    above = tmp_path.stat().st_ino
+    assert done[:3] == [inodes[file], "renamed", above]
+    assert done[3:] == [inodes[folder / "x"], inodes[folder], "renamed", above]

@@ -174,7 +174,9 @@ def _candidates(
     accepted[open_ones] = _below_curve(
         layers, layer[open_ones], value[open_ones], generator
     )
-    for place in open_ones[value[open_ones] == layers.last]:
+    # The lowest layer alone has the tail.
+    is_last = (value[open_ones] == layers.last) & (layer[open_ones] == 0)
+    for place in open_ones[is_last]:
         found = _from_tail(layers, generator)
         accepted[place] = found is not None
         value[place] = layers.last if found is None else found

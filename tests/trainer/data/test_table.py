@@ -88,6 +88,7 @@ def test_the_fingerprint_covers_everything():
     [
         ({"features": np.full((5, 2), np.nan)}, ValueError, "finite, row 0 is not"),
         ({"features": np.array(list("abcde"))}, TypeError, "array of numbers"),
+        ({"features": np.zeros((4, 1))}, ValueError, "same length"),
         ({"targets": [1, 2, 3, 4, np.nan]}, ValueError, "targets must be finite"),
         ({"units": {}}, ValueError, "at least one level"),
         ({"units": {"class": np.zeros(5)}}, TypeError, "integer or string ids"),

@@ -146,6 +146,19 @@ def test_the_rule_is_not_asked_again_about_a_charged_release(tmp_path, whole):
     assert asked == list(range(9))  # once for each release, and to end
 
 
+def test_without_a_seed_an_interrupted_release_is_dropped_and_stays_charged(tmp_path):
+    run = adaptive(lambda released: "check", seed=None)
+    with ending(run, "_commit_and_apply", 2):
+        run.train(tmp_path)
+    again = adaptive(lambda released: "check", seed=None)
+    with pytest.warns(UserWarning, match="step 2 was charged and interrupted"):
+        assert again.resume(tmp_path) == 2
+    with pytest.raises(RuleError, match="'check' .* used up or not permitted now"):
+        again.train(tmp_path)
+    assert [score.release for score in again.scores] == [1, 3]
+    assert again.ledger.now.taken["check"] == 3
+
+
 def test_a_chosen_end_is_final(tmp_path):
     other = adaptive(lambda released: 1 / 0)
     with pytest.raises(RuleError):

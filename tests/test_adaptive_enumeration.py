@@ -222,15 +222,16 @@ def test_odometers_and_budgets_count_the_direction_that_costs_more():
     """It is backward: answers of one who is not asked are hardly ever true ones."""
     response = jde.RandomizedResponse(0.05, 4, neighboring_relation="zero_out")
     pair = 0.05 / 4 + 0.95 * np.eye(4)[0], np.full(4, 0.25)
-    options, prices = {"a": response}, {"a": 1}
+    claim, other = _claim(0.1)
+    options, prices = {"a": response, "b": claim}, {"a": 1, "b": 1}
 
     def worst(budget, stated):
-        moves = adaptive.by_prices([1])
+        moves = adaptive.by_prices([1, 1])
         return [
             adaptive.worst_by_history(
-                [one], moves, budget, lambda left: np.exp(stated[budget - left])
+                pairs, moves, budget, lambda left: np.exp(stated[budget - left])
             )
-            for one in (pair, pair[::-1])
+            for pairs in ([pair, other], [pair[::-1], other])
         ]
 
     stated = [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]

@@ -109,6 +109,21 @@ def test_the_blocks_of_an_epoch_survive_an_interruption(tmp_path):
         assert store.kept(EPOCH) is None
 
 
+@pytest.mark.parametrize(
+    ("bounds", "relation", "among_slots"),
+    [
+        (BOUNDS, "add_remove", True),
+        (BOUNDS, "zero_out", True),
+        (None, "add_remove", False),
+    ],
+)
+def test_blocks_with_bounds_draw_among_public_slots(bounds, relation, among_slots):
+    """Without bounds every episode of the block is accounted as holding the person."""
+    step = blocks(COINS, bounds, neighboring_relation=relation)
+    made = checks.sampler_of(step, owned())
+    assert (made._blocks.slots is not None) == among_slots
+
+
 def test_missing_owners_and_people_beyond_their_bounds_are_refused():
     with pytest.raises(ValueError, match=r"say whose each example is .* owner="):
         plain_trainer(step=grouped(), data=classes(), num_steps=3)

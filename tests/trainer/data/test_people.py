@@ -258,6 +258,8 @@ COMPOSED = unicodedata.normalize("NFC", "é")
     [
         (["a", None, "b", None], ValueError, "2 of 4 have none, .* record 2"),
         (["a", "b", "c", " NaN "], ValueError, "1 of 4 have none, .* record 4"),
+        (["N/A", "b", "c", "d"], ValueError, "1 of 4 have none, .* record 1"),
+        ([True, False, True, True], TypeError, "integer or string ids"),
         (np.array([3, np.nan, 2, 1]), ValueError, "1 of 4 have none, .* record 2"),
         (["a", ["b", "c"], "d", "e"], ValueError, r"\['b', 'c'\] in record 2.*several"),
         (np.zeros((4, 2), int), ValueError, "one id per example"),

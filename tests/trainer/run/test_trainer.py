@@ -11,7 +11,9 @@ from flax import nnx
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
+from jaxdp_episodic.trainer.config.training_parts import NOISES
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
+from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, STAGES, read_log
 from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.training import MLP, Supervised, split_model
@@ -145,6 +147,18 @@ def test_the_drawn_step_is_the_accounted_one():
     assert run.sampler.population is run.data.population
     with pytest.raises(ValueError, match="population=data.population"):
         trainer(data=classes(examples=7), step=grouped_step(run.data))
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_the_noise_is_that_of_the_accounted_step(kind):
+    step = dataclasses.replace(GROUPED, noise_multiplier=1.75)
+    run = plain_trainer(step=step, noise=kind)
+    assert run.budget.step.noise_multiplier == 1.75
+    own = run._main.prepared(run.state, 1, run._main.draws.secret(1)).noise
+    wanted = run._gradient.noise(run.params, Keys(1).new("noise", 1), 1.75)
+    for one, other in zip(own._unused[0], wanted._unused[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert run.noise_deviation == 1.75 * run.clip_norm
 
 
 def test_a_clip_unit_below_the_episode_is_refused():

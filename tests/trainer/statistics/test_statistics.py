@@ -591,6 +591,7 @@ def test_every_statistic_has_noise_and_pairs_of_its_own(monkeypatch):
 
     def noted(own, state, index, generator, key, noise):
         used.extend((key, generator.bytes(32)))
+        assert noise == 0.3  # as accounted
         return noised_sum(own, state, index, generator, key, noise)
 
     monkeypatch.setattr(PrivateStatistics, "noised_sum", noted)

@@ -318,12 +318,12 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 67_770,
+    "jaxdp_episodic": 67_700,
     "jaxdp_episodic/accountant/describe": 4_100,
-    "jaxdp_episodic/accountant/losses": 5_650,
-    "jaxdp_episodic/accountant/methods": 6_930,
+    "jaxdp_episodic/accountant/losses": 5_635,
+    "jaxdp_episodic/accountant/methods": 6_900,
     "jaxdp_episodic/accountant/numerics": 3_350,
-    "jaxdp_episodic/accountant/questions": 6_433,
+    "jaxdp_episodic/accountant/questions": 6_440,
     "jaxdp_episodic/accountant/bounds": 2_000,
     "jaxdp_episodic/accountant/interop": 1_785,
     "jaxdp_episodic/accountant/report": 2_180,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_595,
     "jaxdp_episodic/files": 1_530,
     "experiments": 7_110,
-    "tests": 53_900,
+    "tests": 48_400,
 }
 
 

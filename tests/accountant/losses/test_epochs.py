@@ -29,7 +29,7 @@ ROWS = [row for row in ROWS if row["number"] in ("2", "66")] + ROWS[::8]
 ADD, REPLACE = "add_remove", "replace_one"
 # Relative width of certified ends of epsilon; those of delta are some times wider.
 WIDTH = {ADD: 1e-4, REPLACE: 1e-3}
-NARROW = 1e-2
+NARROW = 1.5e-2
 # Error of the trapezoidal rule on a grid of releases, by a kink between its points.
 GRID = 2e-3
 ALWAYS = jde.Poisson("unit", sampling_probability=1.0)

@@ -104,8 +104,8 @@ def lay_contour(
 ) -> Contour:
     """The contour for delta at ``epsilon``, (n,); ``fall`` is in nats."""
     xp = namespace(epsilon, groups[0].count)
-    bulk = bulk_of(groups) if bulk is None else bulk
-    center, variance, size, slope, curvature = _crossing(epsilon, bulk, groups)
+    taken: Bulk = bulk_of(groups) if bulk is None else bulk
+    center, variance, size, slope, curvature = _crossing(epsilon, taken, groups)
     # Away from the saddle point the phase changes at this rate, and must not alias.
     rate = xp.abs(epsilon - slope) / _PHASE
     scale = 1 / xp.maximum(xp.sqrt(curvature), rate)
@@ -125,7 +125,7 @@ def lay_contour(
         leans = lean * _STEEPER[:, None]
         y = scale * reach(leans)
         leaning = Contour(
-            center, scale, xp.where(right, leans, -leans), scale, scale, bulk
+            center, scale, xp.where(right, leans, -leans), scale, scale, taken
         )
         z, _ = contour_points(leaning, y)
         left = log_realigned(z, groups) - z[0] * epsilon
@@ -140,8 +140,8 @@ def lay_contour(
         lean > 0, reach(lean), xp.maximum(_VERTICAL_END, 1.1 * realign / scale)
     )
     lean_signed = xp.where(right, lean, -lean)
-    bulk = bulk._replace(variance=variance)
-    contour = Contour(center, scale, lean_signed, bend, furthest, bulk)
+    taken = taken._replace(variance=variance)
+    contour = Contour(center, scale, lean_signed, bend, furthest, taken)
     return contour._replace(end=_end(epsilon, contour, realign, fall, groups))
 
 

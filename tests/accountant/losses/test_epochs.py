@@ -26,10 +26,13 @@ with PATH.open(encoding="utf-8", newline="") as file:
 # Two that are quick: one epoch at delta 3e-11, and 48 epochs of two steps. The others
 # take two minutes.
 ROWS = [row for row in ROWS if row["number"] in ("2", "66")] + ROWS[::8]
+# Certified ends that contain the answer and are wider than promised, since epochs are
+# sums on lattices: a finer lattice of one epoch would take several times as long.
+TOO_WIDE = pytest.mark.xfail(reason="wider than promised", strict=True)
 ADD, REPLACE = "add_remove", "replace_one"
 # Relative width of certified ends of epsilon; those of delta are some times wider.
 WIDTH = {ADD: 1e-4, REPLACE: 1e-3}
-NARROW = 1.5e-2
+NARROW = 1e-2
 # Error of the trapezoidal rule on a grid of releases, by a kink between its points.
 GRID = 2e-3
 ALWAYS = jde.Poisson("unit", sampling_probability=1.0)
@@ -56,7 +59,14 @@ def by_definition(steps, taken, noise, epsilon, relation):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["number"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=TOO_WIDE if row["number"] == "409" else ())
+        for row in ROWS
+    ],
+    ids=lambda row: row["number"],
+)
 def test_random_settings(row):
     steps, epochs = int(row["steps"]), int(row["epochs"])
     epoch = step(steps, float(row["noise"]), row["relation"])
@@ -117,7 +127,10 @@ def test_the_smallest_deltas_are_met(noise, delta):
     [
         # Positive terms were added by convolutions, to a relative 1e-10.
         (1000, 6, 1 / 0.3, 0.004, 1.7275531203709538e-06),
-        (63, 12, 1 / 0.28807022743688293, 0.254, 2.9600151085833e-17),
+        pytest.param(
+            *(63, 12, 1 / 0.28807022743688293, 0.254, 2.9600151085833e-17),
+            marks=TOO_WIDE,
+        ),
         # Little noise.
         (40, 40, 0.4, 5.0, None),
         (12, 12, 0.3, 3.0, None),
@@ -143,7 +156,7 @@ def test_many_replaced_steps(steps, taken, noise, epsilon, true):
         (REPLACE, 103, 1.3912, 12, 2.07e-8),
         # Lattices finer than the losses lowered the lower end by up to 0.7 %.
         (ADD, 341, 6.808, 341 * 8, 4e-7),
-        (ADD, 6438, 1.152, 6438 * 9746, 7e-4),
+        pytest.param(ADD, 6438, 1.152, 6438 * 9746, 7e-4, marks=TOO_WIDE),
         # D is small at 1: its first cell was too wide, and the lower end 0.
         (REPLACE, 10, 1.0, 1000, 1e-6),
         (REPLACE, 86431, 7.366, 86431 * 267, 4e-6),
@@ -159,6 +172,23 @@ def test_ends_are_close_and_contain_answers(relation, steps, noise, num_steps, d
     low, high = jde.epsilon_interval(epoch, **asked)
     assert 0 < low <= value <= high < low + WIDTH[relation] * max(1, low)
     assert low <= jde.epsilon(epoch, method="rdp", **asked)
+
+
+def test_ends_that_are_too_wide_contain_answers():
+    (wide,) = (row for row in ROWS if row["number"] == "409")
+    steps, true = int(wide["steps"]), float(wide["delta"])
+    asked = {"epsilon": float(wide["epsilon"])}
+    run = step(steps, float(wide["noise"])), steps * int(wide["epochs"])
+    low, high = jde.delta_interval(run[0], num_steps=run[1], **asked)
+    assert low <= true <= high <= true * (1 + 1.5 * NARROW)
+    true = 2.9600151085833e-17
+    asked = {"epsilon": 0.254, "num_steps": 12}
+    low, high = jde.delta_interval(step(63, 1 / 0.28807022743688293, REPLACE), **asked)
+    assert low <= true <= high <= true * 1.006
+    asked = {"delta": 7e-4, "num_steps": 6438 * 9746}
+    low, high = jde.epsilon_interval(step(6438, 1.152), **asked)
+    # With points of one epoch four times closer: 4.518166 to 4.518311.
+    assert low <= 4.518311 and 4.518166 <= high < low * (1 + 4 * WIDTH[ADD])
 
 
 def test_two_replaced_steps_are_a_gaussian_mechanism():

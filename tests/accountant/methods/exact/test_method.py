@@ -385,11 +385,15 @@ def test_sampled_settings():
     assert certified <= 1 and far == 0
 
 
+# Kinds with a certified lower end that is further below than the others: of rare draws
+# in millions of steps, and of episodes in two. Upper ends are near.
+FAR_BELOW = {"sampled below a fixed level": 1, "replaced": 1, "episodes": 1}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", (*KINDS, *COMPOSED))
 def test_many_settings(name):
     certified, far = examine(name, 40, 2)
-    # Lower ends of rare draws in very many steps may be far below; upper ends are near.
-    assert certified <= 8 and far <= 2
+    assert certified <= 8 and far == FAR_BELOW.get(name, 0)
     # Epsilons far below 1e-3, where a contour for another epsilon misleads.
     examine(name, 12, 4, rare=True)

@@ -290,7 +290,7 @@ def test_no_chunk_is_begun_before_others_are_saved(undisturbed, monkeypatch):
     interrupted = engines.on_devices(sweep, range(6))
     next(interrupted)
     interrupted.close()
-    assert len(begun) <= 2
+    assert len(begun) <= 2 * len(jax.local_devices())
 
 
 # Programs of other processes: each evaluates the sweep of its first argument into

@@ -40,7 +40,8 @@ _PARTS = (1.0, 0.9, 0.75)  # share of its wanted classes that each part must get
 _LOOKED_AT = 64  # pictures that are decoded to find colours
 _ROWS = 1_000  # records that are read to guess the roles of columns
 _DATA = "the data"
-_LABELS = ("class", "label", "species", "category", "target", "y")  # of columns
+_LABELS = ("class", "label", "species", "category")  # of columns
+_LIKELY_LABELS = (*_LABELS, "target", "y")  # these may be regression targets, too
 _OMNIGLOT_NAME = re.compile(r"\d+_\d+\.\w+")  # number of the character, of the drawer
 _TYPES = {
     layouts.CLASSES: "ClassFolders",
@@ -326,7 +327,7 @@ def _columns(
 
 
 def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:
-    """The one column with repeated values: of texts, or else of whole numbers."""
+    """The one column with repeated values: by name, of texts, or of whole numbers."""
     texts, whole = [], []
     for name, column in cells.items():
         if len(set(column)) == len(column):
@@ -336,9 +337,10 @@ def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:
         elif all(float(cell).is_integer() for cell in column):
             whole.append(name)
     found = texts or whole
-    by_name = [n for n in (*texts, *whole) if str(n).strip().lower() in _LABELS]
-    if len(found) != 1 and len(by_name) == 1:
-        found = by_name
+    for names, may_be_taken in ((_LIKELY_LABELS, len(found) != 1), (_LABELS, True)):
+        by_name = [n for n in (*texts, *whole) if str(n).strip().lower() in names]
+        if len(by_name) == 1 and may_be_taken:
+            found = by_name
     if len(found) == 1:
         return found[0]
     if not found:

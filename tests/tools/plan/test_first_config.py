@@ -231,6 +231,7 @@ def test_unusable_data_are_refused(make, options, message, tmp_path, capsys):
         ("id,a,kind", "{0},{1},k{2}", "kind"),  # the only text that repeats
         ("id,a,digit", "{0},{1},{2}", "digit"),  # the only integers that repeat
         ("id,a,land,species", "{0},{1},l{3},s{2}", "species"),  # found by its name
+        ("id,a,person,label", "{0},{1},p{3},{2}", "label"),  # not the only text
     ],
 )
 def test_the_column_of_classes_is_found(head, row, label, tmp_path):

@@ -24,6 +24,9 @@ def csv_lines(
             header = next(lines, [])
         except csv.Error as error:
             raise ValueError(f"the line of names: {error}") from None
+        if len(header) == 1 and (others := set(header[0]) & set(";\t|")):
+            said = f"cells must be separated by commas, not by {min(others)!r}"
+            raise ValueError(f"{said}, and numbers must have decimal points")
         yield source.number, header
         while True:
             try:

@@ -293,8 +293,6 @@ def _columns(
     names, *rows = _records(path, layout) or [()]
     if len(rows) < 1:
         raise ValueError(f"{path} must have records below a line of column names")
-    if len(names) == 1 and ";" in names[0]:
-        raise ValueError(f"cells of {path} must be separated by commas, not by ;")
     cells = dict(zip(names, zip(*rows, strict=True), strict=True))
     others = {name: given[name] for name in ("target", "owner") if name in given}
     features, notes = tuple(given.get("features", ())), {}

@@ -167,9 +167,10 @@ _HELD_OUT = ("validation", "test")
 def do_init(o: command.Options) -> list[str]:
     """The command ``init``."""
     for name in ("out", "plan", "tune"):
-        path = getattr(o, name)
-        if path is not None and path.exists():
-            raise FileExistsError(f"{path} exists; name another file by --{name}")
+        if (path := getattr(o, name)) is not None:
+            if path.exists():
+                raise FileExistsError(f"{path} exists; name another file by --{name}")
+            path.parent.mkdir(parents=True, exist_ok=True)
     given = {name: getattr(o, name) for name in (*_OF_SOURCE, *_HELD_OUT)}
     # Also 0 and "", which are refused by name.
     given = {k: v for k, v in given.items() if not (v is None or v is False or v == ())}

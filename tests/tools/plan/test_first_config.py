@@ -90,7 +90,6 @@ def init(source, out, *options):
 def test_what_is_written_is_what_the_trainer_reads(kind, tmp_path, capsys):
     make, options = SOURCES[kind]
     source, out = make(tmp_path), tmp_path / "configs" / "first.toml"
-    out.parent.mkdir()
     beside = {name: tmp_path / f"{name}.toml" for name in ("plan", "tune")}
     options = [*options, *(f"--{name}={path}" for name, path in beside.items())]
     assert init(source, out, *options) == 0

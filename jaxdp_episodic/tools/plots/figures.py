@@ -218,8 +218,7 @@ def draw_book(
     if title:
         axes.set_title(title, fontsize=11, loc="left")
     if runs:
-        where: dict[str, Any] = {"loc": "outside lower center", "ncols": 3}
-        figure.legend(frameon=False, fontsize=9, **where)
+        figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=3)
     save(figure, path)
 
 

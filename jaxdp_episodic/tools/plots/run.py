@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.tools.plots.figures import new_figure, plain, save
+from jaxdp_episodic.tools.plots.figures import BLUE, VERMILION, new_figure, plain, save
 from jaxdp_episodic.trainer.run.evaluation import Reliability, Score
 
 _BLACK = "#333333"
-_BLUE = "#2a6fbb"
-_ORANGE = "#c8641b"
 # Colour and marker of each part of the held-out data.
-_STYLES = ((_BLUE, "o"), (_ORANGE, "s"), (_BLACK, "D"))
+_STYLES = ((BLUE, "o"), (VERMILION, "s"), (_BLACK, "D"))
 # Heights, inches.
 _ROW = 0.42  # of a stage
 _PANEL = 2.4  # of a panel over the steps
@@ -77,8 +75,7 @@ def draw_reliability(path: Path, found: Mapping[str, Reliability]) -> None:
         label = f"{split}, error {one.error:.3f}"
         line = {"color": color, "marker": marker, "ms": 4.5}
         upper.plot(one.probability, one.accuracy, label=label, **line)
-        shares = np.array(one.counts) / sum(one.counts)
-        lower.plot(one.probability, shares, **line)
+        lower.plot(one.probability, np.array(one.counts) / sum(one.counts), **line)
     upper.set(ylim=(0, 1.02), xlim=(0, 1.02), ylabel="share that is right")
     upper.legend(frameon=False, loc="upper left")
     lower.set(ylim=(0, None), ylabel="share of queries")
@@ -96,15 +93,15 @@ def _draw_stages(
         shown = [scores[split]._asdict() for scores in stages.values()]
         rows = [row + 0.22 * place - 0.11 for row in range(len(shown))]
         _intervals(axes, shown, rows, *style, split)
-    for row, (name, scores) in enumerate(stages.items()):
+    for row, scores in enumerate(stages.values()):
         words = "   ".join(f"{score.mean:.4f}" for score in scores.values())
-        weight = "bold" if name == released else "normal"
         place = {"transform": axes.get_yaxis_transform(), "va": "center"}
-        axes.text(1.01, row, words, fontweight=weight, **place)
+        axes.text(1.01, row, words, **place)
     names = [f"{n}\n(released)" if n == released else n for n in stages]
     axes.set_yticks(range(len(stages)), names)
     axes.set_ylim(len(stages) - 0.5, -0.5)
     kind = next(iter(next(iter(stages.values())).values())).name
+    _end_at_one(axes, "x", kind)
     axes.set_xlabel(f"{kind} (held out) of each stage of the run")
     axes.legend(ncols=len(splits), **_ABOVE)
 
@@ -138,6 +135,7 @@ def _draw_scores(
             axes.axhline(bare, color=color, ls="--", lw=1, label=label)
         axes.set_ylabel(found[0]["name"] + "\n(held out)")
     if names:
+        _end_at_one(axes, "y", found[0]["name"])
         # Above the panel, as lines and error bars may be anywhere within it.
         axes.legend(ncols=2, columnspacing=1.0, handlelength=1.5, **_ABOVE)
 
@@ -160,6 +158,13 @@ def _intervals(
     axes.errorbar(*xy, marker=marker, ls=ls, ms=4.5, capsize=2, label=label, **style)
 
 
+def _end_at_one(axes: Any, along: str, kind: str) -> None:
+    """Ends the axis of an accuracy where it is 1, with room for the mark."""
+    low, high = getattr(axes, f"get_{along}lim")()
+    if kind == "accuracy" and high > 1:
+        axes.set(**{f"{along}lim": (low, 1 + 0.02 * (1 - low))})
+
+
 def _draw_epsilon(
     axes: Any, epsilons: Sequence[tuple[int, float]], target: float, is_guarantee: bool
 ) -> None:
@@ -172,13 +177,13 @@ def _draw_epsilon(
     elif len(epsilons) > 1:
         axes.plot(*zip(*epsilons, strict=True), color=_BLACK, label=spent)
         if not is_guarantee:
-            axes.axhline(target, color=_ORANGE, ls="--", label="target")
+            axes.axhline(target, color=VERMILION, ls="--", label="target")
         axes.set(ylim=(0, 1.12 * target), ylabel="epsilon (nats)")
         axes.legend(frameon=False, loc="lower right")
     else:
         value = epsilons[-1][1] if epsilons else 0.0
         axes.barh([0], [value], 0.5, color=_BLACK, label=f"{spent}: {value:.4g}")
         if not is_guarantee:
-            axes.axvline(target, color=_ORANGE, ls="--", label=f"target: {target:g}")
+            axes.axvline(target, color=VERMILION, ls="--", label=f"target: {target:g}")
         axes.set(xlim=(0, 1.12 * max(target, value)), ylim=(-0.6, 0.6), yticks=[])
         axes.legend(ncols=2, **_ABOVE)

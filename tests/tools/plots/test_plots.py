@@ -194,7 +194,7 @@ def test_loss_scores_and_epsilon(drawn_run):
 
 def test_stages_are_shown_and_the_released_one_is_named(drawn_run):
     score = Score("accuracy", 0.8, 0.7, 0.9, 20)
-    better = score._replace(mean=0.9, high=0.95)
+    better = score._replace(mean=1.0, high=1.0)
     panel, middle, _ = drawn_run(
         scores=[(step, {"validation": SCORE}) for step in (0, 1, 2)],
         stages={
@@ -207,8 +207,9 @@ def test_stages_are_shown_and_the_released_one_is_named(drawn_run):
     assert rows == ["features", "steps\n(released)"]
     assert [text.get_text() for text in panel.texts] == [
         "0.8000   0.8000",
-        "0.9000   0.8000",
+        "1.0000   0.8000",
     ]
+    assert 1 < panel.get_xlim()[1] < 1.01  # no accuracy is larger
     assert panel.get_xlabel().startswith("accuracy (held out)")
     assert panel.yaxis_inverted()  # the simplest on top
     (line, *_) = middle.lines

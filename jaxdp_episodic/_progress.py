@@ -11,6 +11,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 _SECONDS_BETWEEN_LINES = 10.0  # without a terminal, such as in a log
 
 
+def standard_error() -> Console:
+    """Standard error; lines are wrapped on a terminal only, as a log is searched."""
+    console = Console(stderr=True)
+    console.soft_wrap = not console.is_terminal
+    return console
+
+
 class ProgressBar:
     """Shows what is done, the total, and the time left. Use as a context manager.
 

@@ -33,6 +33,11 @@ def test_lines_come_every_ten_seconds_and_count_from_the_first_piece(clock):
     ]
 
 
+def test_lines_of_a_log_are_not_wrapped(capsys):
+    _progress.standard_error().print("word " * 40 + "end")
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_terminal_has_a_bar(clock):
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True)

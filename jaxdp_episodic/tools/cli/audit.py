@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from jaxdp_episodic._progress import ProgressBar
+from jaxdp_episodic._progress import ProgressBar, standard_error
 from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.cli.command import Options, use_all_cores
@@ -40,7 +38,7 @@ def do_audit(o: Options) -> list[str]:
     if o.kind is None:
         o.kind = "step" if "data" in read_toml(o.file) else "mechanism"
     attempt = _mechanism if o.kind == "mechanism" else _canaries
-    rows = attempt(o, Console(stderr=True))
+    rows = attempt(o)
     document = audit_document(
         rows, program=PROGRAM, kind=o.kind, seed=o.seed, file=o.file.name
     )
@@ -55,7 +53,7 @@ def do_audit(o: Options) -> list[str]:
     return [*lines, f"{sure}; written: {o.out}"]
 
 
-def _mechanism(o: Options, console: Console) -> list[AuditRow]:
+def _mechanism(o: Options) -> list[AuditRow]:
     """Simulates the mechanism of a request."""
     if o.privacy_unit is not None:
         raise ValueError(
@@ -70,15 +68,13 @@ def _mechanism(o: Options, console: Console) -> list[AuditRow]:
         if np.ndim(value):
             raise ValueError(f"{name} must be one number for an audit, got a list")
     if step.shape:
-        raise ValueError(
-            "step must be one setting for an audit, without lists, got shape "
-            f"{step.shape}"
-        )
+        said = "step must be one setting for an audit, without lists"
+        raise ValueError(f"{said}, got shape {step.shape}")
     # Imported here: Flax costs a second, which bad input should not pay.
     from jaxdp_episodic.trainer.audit.game import audit_mechanism, total_draws
 
     draws = _MECHANISM_DRAWS if o.draws is None else o.draws
-    with ProgressBar(console, "draws", total_draws(draws)) as progress:
+    with ProgressBar(standard_error(), "draws", total_draws(draws)) as progress:
         audit = audit_mechanism(
             step,
             deltas=(float(np.asarray(request.delta)),),
@@ -94,7 +90,7 @@ def _chosen(o: Options) -> dict[str, Any]:
     return {"confidence": o.confidence, "seed": o.seed}
 
 
-def _canaries(o: Options, console: Console) -> list[AuditRow]:
+def _canaries(o: Options) -> list[AuditRow]:
     """Trains with canaries, as the training config describes."""
     if o.delta is not None:
         raise ValueError("--delta is for --kind mechanism; a run names its own")
@@ -106,17 +102,17 @@ def _canaries(o: Options, console: Console) -> list[AuditRow]:
         read_config(o.file), o.file.parent, privacy_unit=o.privacy_unit
     )
     if o.kind == "step":
-        return _step(o, training, console)
+        return _step(o, training)
     if o.draws is not None:
         raise ValueError(f"--draws is not for --kind {o.kind}; give --canaries")
     total = o.num_steps or training.budget.num_steps
-    with ProgressBar(console, "steps", total) as progress:
+    with ProgressBar(standard_error(), "steps", total) as progress:
         audit = audit_run(
             training,
             kind=o.kind,
             num_canaries=o.canaries,
             num_steps=o.num_steps,
-            on_step=_shown(progress),
+            on_step=lambda taken, _: progress.show(taken),
             **_chosen(o),
         )
     guesses = audit.guesses
@@ -126,7 +122,7 @@ def _canaries(o: Options, console: Console) -> list[AuditRow]:
     return [AuditRow(*named, guesses.delta, *claimed, guesses)]
 
 
-def _step(o: Options, training: Any, console: Console) -> list[AuditRow]:
+def _step(o: Options, training: Any) -> list[AuditRow]:
     """Repeats one step, and the private statistics before it, with a canary."""
     # Imported here: Flax costs a second.
     from jaxdp_episodic.trainer.audit.training import audit_statistics, audit_steps
@@ -137,13 +133,13 @@ def _step(o: Options, training: Any, console: Console) -> list[AuditRow]:
     before, how = len(training.budget.before), {"num_draws": draws, **_chosen(o)}
     rows = []
     if training.start is not None:
-        with ProgressBar(console, "releases", 2 * draws) as progress:
+        with ProgressBar(standard_error(), "releases", 2 * draws) as progress:
             found = audit_statistics(training, on_draws=progress.advance, **how)
         what = f"{before} private statistics, a canary"
         rows += release_rows(o.file.stem, found, what)
     if training.budget.num_steps > before:
-        with ProgressBar(console, "steps", 2 * draws) as progress:
-            found = audit_steps(training, on_step=_shown(progress), **how)
+        with ProgressBar(standard_error(), "steps", 2 * draws) as progress:
+            found = audit_steps(training, on_step=lambda n, _: progress.show(n), **how)
         rows += release_rows(o.file.stem, found, "one step, gradient canary")
     return rows
 
@@ -165,7 +161,3 @@ def _lines_of(row: AuditRow) -> list[str]:
     else:
         verdict = f"the claim of {claimed} is not disproved: {shown}"
     return [head + rdp, f"  {verdict}"]
-
-
-def _shown(progress: ProgressBar) -> Callable[[int, int], None]:
-    return lambda taken, _: progress.show(taken)

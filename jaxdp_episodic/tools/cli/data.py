@@ -9,9 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from jaxdp_episodic._progress import ProgressBar
+from jaxdp_episodic._progress import ProgressBar, standard_error
 from jaxdp_episodic.files.column_folder import check_sums, stored_splits
 from jaxdp_episodic.tools.cli.command import Options, facts
 from jaxdp_episodic.trainer.data import folders as layouts
@@ -168,7 +166,7 @@ def _people_row(table: ExampleTable) -> dict[str, str]:
 @contextmanager
 def _shown() -> Iterator[Progress]:
     """Yields a function that shows a progress bar for each part of the work in turn."""
-    console, bars = Console(stderr=True), dict[str, ProgressBar]()
+    console, bars = standard_error(), dict[str, ProgressBar]()
     with ExitStack() as shown:
 
         def show(done: int, total: int, what: str) -> None:

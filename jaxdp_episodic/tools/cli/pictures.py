@@ -10,8 +10,7 @@ import warnings
 import webbrowser
 from pathlib import Path
 
-from rich.console import Console
-
+from jaxdp_episodic._progress import standard_error
 from jaxdp_episodic.accountant.report.protected import protected_unit
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.tools.cli.command import Options, facts, reason, waiting
@@ -68,9 +67,8 @@ def do_sweep(o: Options) -> list[str]:
     def left_behind() -> str:
         if (saved := run.saved_chunks(o.out)) is None:
             return ""
-        return (
-            f"; {saved[0]} of {saved[1]} chunks are saved; the same command continues"
-        )
+        done, total = saved
+        return f"; {done} of {total} chunks are saved; the same command continues"
 
     o.left_behind = left_behind
     try:
@@ -98,7 +96,7 @@ def _outcome(o: Options) -> run.Outcome:
     engine = run.on_devices
     if o.engine == "ray":
         engine = run.RayEngine(o.ray_address, o.ray_cpus, o.ray_gpus, o.ray_retries)
-    console = Console(stderr=True)
+    console = standard_error()
     return run.run_sweep(sweep, o.out, engine=engine, part=part, console=console)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import shlex
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic._progress import standard_error
 from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.table_file import check_suffix, writing
 from jaxdp_episodic.tools.cli.command import (
@@ -55,7 +57,7 @@ def _left_by_run(o: Options) -> str:
         return ""
     if not files_of_a_run(o.out):
         return "; nothing was trained yet, start again"
-    return f"; continue with --resume --out {o.out}"
+    return f"; continue with --resume --out {shlex.quote(str(o.out))}"
 
 
 def do_tune(o: Options) -> list[str]:
@@ -64,15 +66,13 @@ def do_tune(o: Options) -> list[str]:
     book = _booking(o, "a search")
     use_all_cores()
     # Imported here: Flax costs a second, which no help should pay.
-    from rich.console import Console
-
     from jaxdp_episodic.tools.train import search as searches
     from jaxdp_episodic.tools.train.search_space import read_search
 
     base, is_public = o.file.parent, o.held_out_is_public
     search = read_search(o.file, held_out_is_public=is_public)
     if o.cost_only:
-        budget = searches.search_budget(search, base, Console(stderr=True))
+        budget = searches.search_budget(search, base, standard_error())
         each, whole = upward(budget.run_epsilon, 5), upward(budget.epsilon, 5)
         rows = {"each run": f"epsilon {each}"}
         return facts(rows | {"the search": f"epsilon {whole} (upper bound)"})
@@ -95,7 +95,7 @@ def _left_by_search(o: Options) -> str:
 
     if not (o.out / STATE).exists():
         return "; no search was drawn yet, start again"
-    return f"; continue with --resume --out {o.out}"
+    return f"; continue with --resume --out {shlex.quote(str(o.out))}"
 
 
 def _booking(o: Options, what: str) -> Any:

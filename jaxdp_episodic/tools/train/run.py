@@ -17,7 +17,7 @@ import jax
 import optax
 from rich.console import Console
 
-from jaxdp_episodic._progress import ProgressBar
+from jaxdp_episodic._progress import ProgressBar, standard_error
 from jaxdp_episodic.accountant._kernel_cache import keeping_kernels
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.adaptive_words import GUARANTEE, budget_in_words
@@ -267,7 +267,7 @@ def run_training(
         begun = resume and processes.shared_value(run_files.was_only_begun(folder))
         resume = resume and not begun
         if processes.is_first:
-            console = console or Console(stderr=True)
+            console = console or standard_error()
             if begun:
                 console.print("nothing was charged yet: the run starts again")
             tables = Tables(config, base, folder=folder, features=features)

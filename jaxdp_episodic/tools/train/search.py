@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from jaxdp_episodic._progress import ProgressBar
+from jaxdp_episodic._progress import ProgressBar, standard_error
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import rdp
 from jaxdp_episodic.accountant.questions.budget import public_budget
@@ -81,7 +81,7 @@ def run_search(
             f"a search must run in one process, got {all_processes().count}: every "
             "process would draw another search"
         )
-    console = console or Console(stderr=True)
+    console = console or standard_error()
     with run_files.locked(folder):
         name = None if book is None else book.book
         state = (

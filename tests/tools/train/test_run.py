@@ -233,14 +233,17 @@ def test_user_errors_are_one_line(train, config, capsys, tmp_path, old, new, mes
 @pytest.mark.parametrize(
     ("where", "hint"),
     [
-        ("run.trainer.Trainer.step", "--resume"),
+        ("run.trainer.Trainer.step", "--resume --out 'a b'"),
         ("run.assemble.plan", "nothing was trained yet, start again"),
     ],
 )
-def test_an_interruption_says_how_to_continue(train, monkeypatch, capsys, where, hint):
+def test_an_interruption_says_how_to_continue(
+    train, monkeypatch, capsys, tmp_path, where, hint
+):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"jaxdp_episodic.trainer.{where}", interrupted)
-    assert train() == 130
+    monkeypatch.chdir(tmp_path)
+    assert train("--out", "a b") == 130
     assert hint in capsys.readouterr().err

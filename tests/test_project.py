@@ -361,6 +361,16 @@ def test_no_file_is_too_long():
     assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
+def test_no_link_is_committed():
+    """Git replaces an ignored folder, such as an environment, by a link of its name."""
+    listing = ["git", "ls-files", "--stage"]
+    files = subprocess.run(
+        listing, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert [line for line in files.stdout.splitlines() if line[:6] == "120000"] == []
+
+
 # --- What CONTRIBUTING.md promises ---
 
 

@@ -523,7 +523,7 @@ def _seen(
     while True:
         # The largest epsilon is a lattice point, since u may have a kink there.
         step = min(solver.spacing, view.left + right)
-        if largest > 0:
+        if largest >= step:  # a smaller one would take too many points
             step = largest / math.ceil(largest / step)
         window = solver.window(view, step, is_aligned=True)
         x = window.points

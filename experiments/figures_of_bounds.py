@@ -262,7 +262,7 @@ def poisson_rdp(folder: Path) -> Table:
 
 
 def _epsilon_of_rdp(curve: np.ndarray, orders: np.ndarray, delta: float) -> np.ndarray:
-    """Epsilon by Rényi-DP at the best of the orders, which are the last axis."""
+    """Epsilon by Rényi DP at the best of the orders, which are the last axis."""
     value = curve + np.log1p(-1 / orders)
     value -= (np.log(delta) + np.log(orders)) / (orders - 1)
     return np.maximum(value.min(axis=-1), 0.0)

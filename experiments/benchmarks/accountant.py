@@ -1,6 +1,6 @@
 """Speed, tightness and memory of the accountant, next to other accountants.
 
-    make bench          # by Rényi-DP
+    make bench          # by Rényi DP
     make bench-exact    # exact and certified, against PLD and PRV
 
 or, in any environment with the library (a peer that is missing is named and skipped),
@@ -66,7 +66,7 @@ def sampled_gaussian(rate: Any, noise: Any) -> jde.GaussianStep:
 
 
 def epsilon(step: jde.GaussianStep, num_steps: Any = NUM_STEPS) -> np.ndarray:
-    """Epsilon by Rényi-DP."""
+    """Epsilon by Rényi DP."""
     question: dict[str, Any] = {"num_steps": num_steps, "delta": DELTA, "method": "rdp"}
     return np.asarray(jde.epsilon(step, **question))
 

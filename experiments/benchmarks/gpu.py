@@ -8,7 +8,7 @@ the first part says so; use ``--quick`` there.
 
 * device: its name, and what drives it;
 * tests: accounting, losses and bounds with every kernel on JAX, hence on the device;
-* sweeps: ten million settings by Rényi-DP and a million by the exact method, each the
+* sweeps: ten million settings by Rényi DP and a million by the exact method, each the
   command ``jaxdp-episodic sweep`` with nothing compiled before, picture included;
 * one_call: settings a second of one call;
 * training: private steps of MAML and ProtoNet, with and without deterministic

@@ -26,7 +26,7 @@ class Bands(Spec):
     """Correlated noise: later steps partly cancel it, and groups of units take turns.
 
     A fixed rule assigns every unit of one level to one of ``count`` groups, and step
-    ``t`` draws only from group ``t % count``. A share of the noise of each step is
+    ``t`` samples only from group ``t % count``. A share of the noise of each step is
     subtracted from the next ``count - 1`` steps. A unit takes part in every
     ``count``-th step at most, so a run costs at most ``ceil(num_steps / count)`` steps
     of the unit's group. See docs/theory.md, "Correlated noise".

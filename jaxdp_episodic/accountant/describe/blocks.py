@@ -29,8 +29,8 @@ class PeopleBlocks(Design):
     The public list of people (under ``zero_out``: of slots for people) is partitioned
     into ``floor(num_people / people_per_block)`` blocks; the remaining people are left
     out. A block forms ``episodes_per_block`` episodes out of its own people's data, and
-    a step draws from the episodes of all blocks. The privacy unit is "person". A person
-    may have any number of classes and examples, and no bound on them is needed.
+    a step samples from the episodes of all blocks. The privacy unit is "person". A
+    person may have any number of classes and examples, and no bound on them is needed.
 
     Preconditions beyond those of `MultistageSampling`:
 
@@ -56,9 +56,9 @@ class PeopleBlocks(Design):
       people_per_block: whole number, 1 <= people_per_block <= num_people.
       episodes: a scheme named "episode"; without replacement, its ``size`` is the
         number of episodes per step, out of those of all blocks.
-      sampling: how an episode draws from its block, a `MultistageSampling` or a scheme.
-        Its populations are those *within a block*. With `PersonBounds` it gives the
-        probability that an episode holds the person. Without bounds, or without
+      sampling: how an episode samples from its block, a `MultistageSampling` or a
+        scheme. Its populations are those *within a block*. With `PersonBounds` it gives
+        the probability that an episode holds the person. Without bounds, or without
         ``sampling``, every episode of the block may hold the person.
       episodes_per_block: whole number >= 1.
 

@@ -49,22 +49,22 @@ class GroupedClasses(Design):
 
     * ``episodes``: every step partitions *all* classes at random into
       ``floor(num_classes / ways)`` episodes (with public randomness that does not look
-      at the data; the remaining classes are left out) and draws episodes of this
+      at the data; the remaining classes are left out) and samples episodes of this
       partition. A Poisson scheme is the cheapest design known. With `RandomAllocation`
       or `ShuffledEpochs` the partition is fresh in every *epoch*, and each of its
       episodes is assigned to a step.
-    * ``classes``: classes are drawn, then the drawn ones are grouped at random into
+    * ``classes``: classes are sampled, then the sampled ones are grouped at random into
       episodes, and the remaining ones are dropped.
 
-    ``examples`` draws support and query of each class in an episode together: ``size``
-    is shots plus queries, and the two are disjoint.
+    ``examples`` samples support and query of each class in an episode together:
+    ``size`` is shots plus queries, and the two are disjoint.
 
     Preconditions beyond those of `MultistageSampling`: each episode's contribution (its
-    gradient) is clipped as a whole; the list of classes is public, and an emptied
-    class keeps its place in the partition; the partition is fresh in every step and
-    does not look at the data. Under ``zero_out`` the pool consists of ``num_classes``
-    slots, and an episode contributes 0 if it has a null class or draws a null example.
-    If classes are protected, the step is then the Poisson-sampled Gaussian mechanism.
+    gradient) is clipped as a whole; the list of classes is public, and an emptied class
+    keeps its place in the partition; the partition is fresh in every step and does not
+    look at the data. Under ``zero_out`` the pool consists of ``num_classes`` slots, and
+    an episode contributes 0 if it has a null class or samples a null example. If
+    classes are protected, the step is then the Poisson-sampled Gaussian mechanism.
 
     Attributes:
       num_classes: size of the public pool of classes, whole number >= 1.

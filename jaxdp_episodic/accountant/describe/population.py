@@ -179,7 +179,7 @@ class Population(Spec):
         """Returns how many clipped contributions one unit of this tree can make.
 
         The largest number of units of ``clip_level`` below any one unit of
-        ``unit_level``, 1 <= unit_level < clip_level, that one draw by these schemes
+        ``unit_level``, 1 <= unit_level < clip_level, that one sample by these schemes
         (top to bottom) can contain. Without replacement these are the ``size`` children
         with the most contributions; under Poisson sampling, all children. *Exact* for
         the units of this tree, and at least 1; int64 of the broadcast shape of the

@@ -54,10 +54,10 @@ class LevelScheme(Spec):
 
 @dataclass(frozen=True, eq=False)
 class Poisson(LevelScheme):
-    """Poisson sampling: draws every child of a drawn parent independently.
+    """Poisson sampling: samples every child of a sampled parent independently.
 
-    Every step samples again and in secret, and *all* drawn children are processed. A
-    cap on the batch size, or shuffled epochs instead of Poisson sampling, void the
+    Every step samples again and in secret, and *all* sampled children are processed. A
+    limit on the batch size, or shuffled epochs instead of Poisson sampling, void the
     guarantee.
 
     Attributes:
@@ -87,16 +87,16 @@ class Poisson(LevelScheme):
 
 @dataclass(frozen=True, eq=False)
 class WithoutReplacement(LevelScheme):
-    """Draws ``size`` of the ``population`` children of each drawn parent.
+    """Samples ``size`` of the ``population`` children of each sampled parent.
 
     All sets of this size are equally likely. The rate is
-    ``min(size, population) / population``. A parent with fewer than ``size`` children
-    has all of them drawn (rate 1).
+    ``min(size, population) / population``. All children of a parent with fewer than
+    ``size`` are sampled (rate 1).
 
     ``population`` is the number of children of every parent in the larger of the two
     neighbouring data sets, *or a public lower bound on it*: a smaller value is safe,
     because it only increases the rate. Under ``zero_out`` it is the number of *slots*
-    to draw from, empty ones included: a public upper bound on the filled ones. Every
+    to sample from, empty ones included: a public upper bound on the filled ones. Every
     step samples again and in secret.
 
     Attributes:
@@ -105,11 +105,11 @@ class WithoutReplacement(LevelScheme):
       population: whole number >= 1 (scalar or array), or None if the step has a
         `Population`, whose sizes replace it.
       population_is_exact: states that ``population`` is the exact number of children of
-        *every* parent in the larger neighbour. Under ``add_remove`` a draw with ``size
-        >= population`` costs no more than full participation only if this is stated: a
-        lower bound does not show that everybody is drawn, and drawing all but one costs
-        more than drawing all. A `Population` does not state it at the protected level,
-        because a unit may join the data that it lists.
+        *every* parent in the larger neighbour. Under ``add_remove`` a sample with
+        ``size >= population`` costs no more than full participation only if this is
+        stated: a lower bound does not show that everybody is sampled, and sampling all
+        but one costs more than sampling all. A `Population` does not state it at the
+        protected level, because a unit may join the data that it lists.
 
     Raises:
       ValueError: a reserved name, or population_is_exact without a population.
@@ -135,18 +135,18 @@ class WithoutReplacement(LevelScheme):
 class RandomAllocation(LevelScheme):
     """Random allocation: each unit is in one uniformly random step of every epoch.
 
-    Also called balls and bins. At the start of every epoch each unit picks its step
-    uniformly, independently of all others and in secret. So an epoch uses all units,
-    and batch sizes vary. A run of ``num_steps`` steps consists of whole epochs and
-    possibly a part of one more, whose length is fixed in advance. If a run stops within
-    an epoch *because of its releases*, the whole epoch is charged.
+    Also called balls and bins. At the start of every epoch the step of each unit is
+    chosen uniformly, independently of all others and in secret. So an epoch uses all
+    units, and batch sizes vary. A run of ``num_steps`` steps consists of whole epochs
+    and possibly a part of one more, whose length is fixed in advance. If a run stops
+    within an epoch *because of its releases*, the whole epoch is charged.
 
     For two steps of an epoch or more, method "exact" returns the certified upper bound
     of "pld", and `PrivacyInfo` says so. See docs/theory.md, "Epochs".
 
     Preconditions beyond those of `MultistageSampling`: every epoch allocates again (the
     same allocation in all epochs is *not* covered), and a step releases a sum, possibly
-    divided by a constant but never by the realised batch size.
+    divided by a constant but never by the actual batch size.
 
     Attributes:
       name: the level's name. It must be the first level and the clip unit.
@@ -247,24 +247,24 @@ class Design(Spec):
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class MultistageSampling(Design):
-    """Multistage sampling: one scheme per level draws children of every drawn parent.
+    """Multistage sampling: one scheme per level, for the children of sampled parents.
 
     ``MultistageSampling(Poisson("school", ...), WithoutReplacement("pupil", ...))``
-    draws schools, then pupils of each drawn school. The step, not the sampling, says
-    what is clipped and who is protected.
+    samples schools, then pupils of each sampled school. The step, not the sampling,
+    says what is clipped and who is protected.
 
     The accountant's guarantees hold under these preconditions:
 
-    * *Locality.* A clipped contribution is a function of its own unit's drawn content,
-      the current model, public data and fresh randomness. It does not depend on other
-      units, on data that were not drawn, or on realised sizes. Where contributions
-      interact (support and query, a softmax over the ways, batch statistics) the clip
-      unit must contain the whole interaction.
+    * *Locality.* A clipped contribution is a function of its own unit's sampled
+      content, the current model, public data and fresh randomness. It does not depend
+      on other units, on data that were not sampled, or on actual sizes. If
+      contributions interact (support and query, a softmax over the ways, batch
+      statistics) the clip unit must contain the whole interaction.
     * *Public unit lists.* Units above the protected level are on a public list. An
-      emptied unit stays on it, is drawn at the same rate and contributes zero. Under
+      emptied unit stays on it, is sampled at the same rate and contributes zero. Under
       ``add_remove`` no unit is dropped because of its size.
     * *Slots.* Under ``zero_out`` public slots are sampled, whether they are filled or
-      not, and a contribution whose drawn content has a null is 0.
+      not, and a contribution whose sampled content has a null is 0.
     * *One path each.* Every protected unit lies under exactly one path of the tree.
     * *Unequal units.* The guarantee is that of the path with the largest epsilon. Give
       the step a `Population`, to have every path evaluated, or a ``population`` that is

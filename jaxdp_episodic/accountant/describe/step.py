@@ -55,8 +55,8 @@ class GaussianStep(Spec):
 
     The constructor cannot check these preconditions of the guarantee:
 
-    * *Locality.* A clipped contribution depends only on the drawn content of its own
-      unit, the current model, public data and fresh randomness. Where examples interact
+    * *Locality.* A clipped contribution depends only on the sampled content of its own
+      unit, the current model, public data and fresh randomness. If examples interact
       (support and query, a softmax over classes, batch statistics) the clip unit must
       contain the whole interaction: the episode or task.
     * *Fixed in advance.* Rates, noise and number of steps do not depend on releases,
@@ -72,7 +72,7 @@ class GaussianStep(Spec):
         of a one-level sampling. Otherwise it is required.
       privacy_unit: the protected unit. Either a level (default: the last one), or
         "person": all examples of a person, who may be in several units, at most as many
-        as ``people`` says. `PeopleBlocks` protects persons only. If every person is one
+        as ``people`` says. `PeopleBlocks` protects people only. If every person is one
         unit of a level, name that level instead. Or "original": an example with all its
         copies, such as rotations, which are examples of other classes. ``people`` then
         says in how many: four rotations of every class are
@@ -80,19 +80,19 @@ class GaussianStep(Spec):
       neighboring_relation: "add_remove" (one unit more or less), "replace_one" (its
         content is replaced in place; a move to another group is not covered) or
         "zero_out" (its data become null). Under zero_out units are *slots* whose number
-        is public. All sizes in the description count slots, the sampler draws slots
-        whether they are filled or not, and a contribution whose drawn content has a
-        null is 0. One unit more or less is then a filled or an empty slot. Choose it if
-        sizes are private but have a public upper bound, or to get a smaller epsilon
-        than under replace_one. If a null is only masked within a contribution, zero_out
-        does *not* cover it.
-      population: a `Population`, whose sizes replace those of the specs (under
+        is public. All sizes in the description count slots, slots are sampled whether
+        they are filled or not, and a contribution whose sampled content has a null is
+        0. One unit more or less is then a filled or an empty slot. Choose it if sizes
+        are private but have a public upper bound, or to get a smaller epsilon than
+        under replace_one. If a null is only masked within a contribution, zero_out does
+        *not* cover it.
+      population: a `Population`, whose sizes replace those in ``sampling`` (under
         zero_out, numbers of slots). The guarantee is that of the path with the largest
         epsilon.
-      small_units: what happens to a unit with fewer children than a draw takes. "error"
-        raises (default under replace_one). "keep" draws all of its children (default
-        under zero_out, where children are slots, and the only choice under add_remove,
-        where refusing data because of its size would leak).
+      small_units: what happens to a unit with fewer children than a sample takes.
+        "error" raises (default under replace_one). "keep" samples all of its children
+        (default under zero_out, where children are slots, and the only choice under
+        add_remove, where refusing data because of its size would leak).
       people: the `PersonBounds` for privacy_unit="person" or "original".
       bands: `Bands` of correlated noise, see `banded`. None: independent noise.
 
@@ -234,7 +234,7 @@ def banded(step: GaussianStep, bands: Bands | None) -> GaussianStep:
 
     The rates of ``step`` are rates *within* a group; its sizes are those of all data:
     with ``Poisson("user", sampling_probability=0.2)`` and five groups of users, every
-    step draws a fifth of one group. All functions accept the result: a run of
+    step samples a fifth of one group. All functions accept the result: a run of
     ``num_steps`` costs what ``ceil(num_steps / bands.count)`` steps within a group do.
 
     Args:
@@ -245,7 +245,7 @@ def banded(step: GaussianStep, bands: Bands | None) -> GaussianStep:
       NotImplementedError: groups below the protected level; people, whose examples may
         lie in several groups; a level that is sampled without replacement and whose
         groups have no public size; a `Population`.
-      ValueError: a group smaller than a draw.
+      ValueError: a group smaller than a sample.
     """
     return dataclasses.replace(step, bands=bands)
 

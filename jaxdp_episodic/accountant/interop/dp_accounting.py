@@ -305,7 +305,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
 
     @property
     def rdp(self) -> np.ndarray:
-        """Rényi-DP at `orders`, nats; *upper bounds*, also at order 1.
+        """Rényi DP at `orders`, nats; *upper bounds*, also at order 1.
 
         Raises:
           ValueError: no orders were given.

@@ -78,12 +78,12 @@ def from_dp_event(
       neighboring_relation: "add_remove", "replace_one" or "zero_out" (dp_accounting's
         REPLACE_SPECIAL); events do not state it.
       population_is_exact: True states that every ``source_dataset_size`` is the size of
-        the larger neighbour. Drawing all records under add_remove then costs the same
+        the larger neighbour. Sampling all records under add_remove then costs the same
         as full participation.
 
     Returns:
       A composed run in which equal steps are counted. Its noise multipliers are exact;
-      that of several releases about one draw is a lower bound, within 1e-12.
+      that of several releases about one sample is a lower bound, within 1e-12.
 
     Raises:
       TypeError: a field of the wrong type, or an object that is no event.

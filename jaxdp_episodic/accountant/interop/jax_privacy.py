@@ -43,16 +43,16 @@ _METHODS = ("POISSON", "FIXED_BATCH_SIZE")
 def from_dp_params(
     dp_params: Any, *, num_updates: int, neighboring_relation: str = "add_remove"
 ) -> ComposedSteps:
-    """Returns the run that ``DpParams`` describe; every drawn example is clipped.
+    """Returns the run that ``DpParams`` describe; each sampled example is clipped.
 
     With ``examples_per_user`` the run protects a person who owns at most that many
     examples (`PersonBounds`), as ``DpsgdTrainingUserLevelAccountant`` does; otherwise
     it protects an example. As that accountant assumes, no person may own more.
 
-    * ``POISSON``: other draws do not depend on whether a user's examples are drawn, so
-      the mixture of Gaussians is exact under add_remove and zero_out (docs/theory.md,
-      "People", Theorem M).
-    * ``FIXED_BATCH_SIZE``: other examples take the place of those that are not drawn.
+    * ``POISSON``: whether a user's examples are sampled does not affect other samples,
+      so the mixture of Gaussians is exact under add_remove and zero_out
+      (docs/theory.md, "People", Theorem M).
+    * ``FIXED_BATCH_SIZE``: other examples take the place of those not sampled.
 
     Args:
       dp_params: of ``jax_privacy.accounting``.
@@ -172,25 +172,26 @@ def from_execution_plan(
 ) -> ComposedSteps:
     """Returns the run of an execution plan of ``jax_privacy``.
 
-    The plan's ``batch_selection_strategy``, the object that draws, is accounted. The
-    plan's ``dp_event`` gives the noise, and must describe the same draws.
+    The plan's ``batch_selection_strategy``, the object that samples, is accounted. The
+    plan's ``dp_event`` gives the noise, and must describe the same sampling.
 
     * ``CyclicPoissonSampling``: Poisson sampling in one of ``cycle_length`` rounds,
       also for BandMF with at most that many bands (arXiv:2306.08153). With
       ``truncated_batch_size`` the batch is truncated afterwards.
     * ``FixedBatchSampling``: batches of one size, with or without replacement.
-    * ``BallsInBinsSampling`` with independent noise: the same bins in every cycle,
-      which together are one epoch of `RandomAllocation` with less noise. Under
-      replace_one only a single cycle is covered.
+    * ``BallsInBinsSampling`` with independent noise: the same allocation in every
+      cycle; all cycles together cost one epoch of `RandomAllocation` with less noise.
+      Under replace_one only a single cycle is covered.
     * ``RandomAllocationSampling`` (version 2.3) with independent noise; with a
-      ``cycle_length`` the same secret steps in every cycle, as balls in bins.
+      ``cycle_length`` the same secret steps in every cycle, as above.
 
-    A ``UserSelectionStrategy`` of one of these draws *users*. The users are clipped and
-    protected, each with all of its examples, and the level of the run is "user". A
-    user's examples are taken in cycles, so the contribution depends on the user's
-    earlier draws. If users are drawn independently, this reveals nothing of other users
-    (docs/proofs.md, "What a unit gives may depend on its own draws"). In batches of a
-    fixed or truncated size it would reveal who else was drawn, so these are refused.
+    A ``UserSelectionStrategy`` of one of these samples *users*. Each user is clipped
+    and protected with all of its examples, and the level of the run is "user". A user's
+    examples are taken in cycles, so the contribution depends on how often the user was
+    sampled before. If users are sampled independently, this reveals nothing about other
+    users (docs/proofs.md, "A unit's contribution may depend on its own samples"). In
+    batches of a fixed or truncated size it would reveal who else was sampled, so these
+    are refused.
 
     Other strategies (``BMinSepSampling``, and ``MultiOwnerMinSepSampling``, whose
     batches are public and chosen by ownership) and unknown fields and versions are
@@ -213,7 +214,7 @@ def from_execution_plan(
     Raises:
       TypeError: another kind of object.
       ValueError: an argument that is missing, given twice or out of range, or a
-        ``dp_event`` of other draws than the strategy's.
+        ``dp_event`` of another sampling than the strategy's.
       NotImplementedError: a strategy, or a relation for it, that no theorem covers; an
         unknown field or version.
     """

@@ -111,7 +111,7 @@ def rdp(
     direction: str = "both",
     engine: str | None = None,
 ) -> np.ndarray | np.float64:
-    """Returns the Rényi-DP curve of one step or of a composed run.
+    """Returns the Rényi DP curve of one step or of a composed run.
 
     ``D_alpha(P || Q)`` of the dominating pair (forward), of the exchanged pair
     (backward), or the larger of the two. *Exact* for the dominating pair up to 1e-10
@@ -197,7 +197,7 @@ def epsilon(
       for random allocation, the smaller of two upper bounds is returned instead: the
       certified upper end of "pld" and the Rényi bound. `PrivacyInfo` says so.
     * "pld": the upper end of `epsilon_interval`, a certified *upper bound*.
-    * "rdp": an *upper bound* from the Rényi-DP of the dominating pair, converted at
+    * "rdp": an *upper bound* from the Rényi DP of the dominating pair, converted at
       the best real order (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Proposition
       12). The search is not limited to a grid of orders; if it is inexact, the bound
       is larger, never too small.

@@ -44,7 +44,7 @@ _checked_floor = _validation.reals(
 _ROUNDING = 1e-9
 # Largest mu: beyond it delta is 1.
 _MOST_MU = 100.0
-# Number of deltas at which a Rényi-DP curve is converted, and the largest of them.
+# Number of deltas at which a Rényi DP curve is converted, and the largest of them.
 _POINTS = 400
 _LARGEST_DELTA = 0.9
 # 2^-_BITS is the square of the smallest float above 0.
@@ -209,7 +209,7 @@ def _price(mu: float, floor: float) -> GdpPrice:
 
 
 def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:
-    """Returns the price of a run from its Rényi-DP curve."""
+    """Returns the price of a run from its Rényi DP curve."""
     lost = _validation.one("floor", floor, _checked_floor)
     deltas = np.geomspace(_LARGEST_DELTA, lost * (1 - 2 * _ROUNDING), _POINTS)
     epsilons = curve_to_epsilon(orders, rdp, delta=deltas)

@@ -145,7 +145,7 @@ DEFAULT_ORDERS = 1 + np.geomspace(1e-2, 1e5, 400)
 
 
 def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:
-    """Returns the Rényi-DP curve of releasing the best of a random number of runs."""
+    """Returns the Rényi DP curve of releasing the best of a random number of runs."""
     words = "PoissonTrials or NegativeBinomialTrials"
     _validation.instance("trials", trials, Trials, words)
     grid = order_grid(orders)
@@ -164,7 +164,7 @@ def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:
 
 
 def curve_to_epsilon(orders: Any, rdp: Any, *, delta: Any) -> np.ndarray | np.float64:
-    """Returns epsilon of a mechanism with a known Rényi-DP curve."""
+    """Returns epsilon of a mechanism with a known Rényi DP curve."""
     grid = order_grid(orders)
     curve = _curve(rdp, grid)
     target = _validation.open_unit_array("delta", delta)

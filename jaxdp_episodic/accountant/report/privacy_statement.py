@@ -87,8 +87,8 @@ class PrivacyReport:
       epsilon: epsilon of the privacy unit, the largest over all paths.
       epsilon_by_level: level name to epsilon with that level as the privacy unit, or to
         the reason why there is none; "person" first, if bounds of people are known.
-      worst_path: the path with the largest epsilon; None for persons, who may be on
-        many paths.
+      worst_path: the path with the largest epsilon; None for people, who may be on many
+        paths.
       warnings: facts that the numbers do not show.
       preconditions: preconditions that the library cannot check.
       distribution: rates and epsilons over the units; None without a `Population`.

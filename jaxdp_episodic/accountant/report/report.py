@@ -83,7 +83,7 @@ def privacy_report(
         `Population`.
       people: public bounds of one person's examples, single numbers. The report of a
         run that protects a smaller unit then also has the epsilon of a person. A run
-        that protects persons has its own bounds.
+        that protects people has its own bounds.
 
     Raises:
       TypeError: an argument of the wrong type.

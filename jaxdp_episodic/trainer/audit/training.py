@@ -194,7 +194,7 @@ class TrainingAudit(NamedTuple):
         and the last parameters.
       privacy_unit: of the canaries.
       num_steps: of the run.
-      claimed_rdp: epsilon of the run by Rényi-DP; *upper bound*.
+      claimed_rdp: epsilon of the run by Rényi DP; *upper bound*.
       claimed_exact: by the method "exact"; *upper bound*.
       guesses: what the attacker guessed, and the *lower bound* that follows.
     """

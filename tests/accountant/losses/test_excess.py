@@ -1,4 +1,4 @@
-"""The Rényi-DP curve at random settings against an independent fine quadrature.
+"""The Rényi DP curve at random settings against an independent fine quadrature.
 
 Rates 1e-12 to 1, noise 0.05 to 1,000, orders 1 + 1e-6 to 4096, every kind of pair.
 """

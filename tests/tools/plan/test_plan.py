@@ -180,7 +180,7 @@ def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_
         rows = list(csv.DictReader(file))
     (best,) = [row for row in rows if row["is_recommended"] == "True"]
     assert budget.num_steps == int(best["num_steps"])
-    # The plan calibrates by Rényi-DP, which is quick; the trainer exactly.
+    # The plan calibrates by Rényi DP, which is quick; the trainer exactly.
     planned = float(best["noise_multiplier"])
     assert 0.8 * planned < budget.step.noise_multiplier <= planned * (1 + 1e-5)
     assert (tmp_path / "out" / "plan.png").stat().st_size > 10_000

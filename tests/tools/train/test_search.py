@@ -249,7 +249,7 @@ def test_pipelines_are_searched_and_their_settings_priced():
         *[("plda", "plda", None)] * 2,
     ]
     assert all(c.model is None for c in found[2:])
-    # Each changes the Rényi-DP at equal epsilon, and the search is charged by Rényi-DP.
+    # Each changes the Rényi DP at equal epsilon, and the search is charged by Rényi DP.
     names = ("start", "start.share", "start.within", "learner", "learner.kind")
     for name in (*names, "people.examples"):
         assert is_priced(name)

@@ -42,7 +42,7 @@ NUMBER = 20  # runs of equal size share compiled programs
 
 @pytest.fixture(autouse=True)
 def quick_claims(request, monkeypatch):
-    """Claims by Rényi-DP, also upper bounds: exact ones would compile for a minute."""
+    """Claims by Rényi DP, also upper bounds: exact ones would compile for a minute."""
     if request.node.get_closest_marker("slow") is None:
 
         def by_rdp(*arguments, **named):

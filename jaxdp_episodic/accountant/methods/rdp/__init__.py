@@ -1,1 +1,1 @@
-"""Rényi-DP: an upper bound for every question."""
+"""Rényi DP: an upper bound for every question."""

@@ -1,4 +1,4 @@
-"""Rényi-DP of composed steps, and the best order: pure kernels.
+"""Rényi DP of composed steps, and the best order: pure kernels.
 
 References: docs/theory.md, "From profiles to answers"; Canonne, Kamath, Steinke (2020),
 arXiv:2004.00010, Proposition 12.

@@ -1,4 +1,4 @@
-"""The "rdp" method: Rényi-DP of a run, and its conversion at the best order."""
+"""The "rdp" method: Rényi DP of a run, and its conversion at the best order."""
 
 from __future__ import annotations
 

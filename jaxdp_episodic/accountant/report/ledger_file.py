@@ -55,6 +55,7 @@ WHOLE = "whole"
 STATE = "state"
 ENDED = "ended"
 LOG = "log"
+_KINDS = {FACTS, STEP, OPENING, CLOSED, WHOLE, STATE, ENDED, LOG}
 TABLES = {
     "texts": "CREATE TABLE texts (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, "
     "key TEXT NOT NULL, value TEXT NOT NULL, hash BLOB NOT NULL)",
@@ -189,6 +190,9 @@ class RunFile:
             (found,) = self._db.execute(f"PRAGMA quick_check({table})").fetchone()
             if found != "ok":
                 raise LedgerError(f"{self.path} is damaged: {found}")
+        kinds = {kind for (kind,) in self._db.execute("SELECT kind FROM texts")}
+        if not kinds <= _KINDS:  # a flipped bit would hide a state
+            raise self._damaged("a text is of an unknown kind")
         facts = list(self.texts(FACTS))
         if len(facts) != 1:
             raise self._damaged(f"it must have the facts once, got {len(facts)} times")

@@ -276,6 +276,30 @@ def test_an_edited_file_is_refused_with_the_reason(path, statements, reason):
         read_ledger(path)
 
 
+@pytest.mark.parametrize("kind", ["state", "ended", "log", "opening", "closed"])
+def test_a_flipped_bit_in_the_kind_of_a_text_hides_nothing(path, kind):
+    """The hash of a text is checked where texts of its kind are read."""
+    with opened(path) as store:
+        store.begin_session({})
+        store.note({"step": 3})
+        store.save(3, [np.ones(3)], {}, {}, 3)
+        store.end()
+    raw, length = path.read_bytes(), len(kind)
+    places = [i for i in range(len(raw)) if raw[i : i + length] == kind.encode()]
+    refused = 0
+    for place in places:
+        for bit in range(8 * length):
+            flipped = bytearray(raw)
+            flipped[place + bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            try:
+                with opened(path) as store:
+                    assert store.saved().taken == 3 and store.has_ended
+            except LedgerError:
+                refused += 1
+    assert refused >= 8 * length
+
+
 def test_other_files_are_refused(tmp_path):
     path = tmp_path / STORE
     for content in (b"", b"\0" * 4096, b"SQLite format 3\0" + b"\xff" * 4096, b"{}\n"):

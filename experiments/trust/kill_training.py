@@ -1,7 +1,7 @@
 """Kills private training runs with SIGKILL at random moments, and resumes each.
 
 ``python experiments/trust/kill_training.py --kills 200`` trains small private runs of
-seven kinds in turn, each in a process of its own. It is killed at a random moment, a
+seven kinds in turn, each in a process of its own. It is killed at random moments, a
 third of them between charge and release, and resumed until the run is
 finished. A witness notes every release (step number and a hash of the arrays, as soon
 as the file has them), every noise and every sum without noise. After every kill:
@@ -62,6 +62,7 @@ FAULTS = ("charge-late", "forget")
 WAYS, SHOTS, CLASSES, EXAMPLES = 3, 1, 12, 5
 STEPS, CHECKPOINT_EVERY, DELTA, NOISE = 120, 11, 1e-5, 1.0
 LATE = 1 / 3  # share of the kills that are between charge and release
+MOST_KILLS = 8  # of a run, which makes little progress between kills if others work
 # Runs with the same seed share one undisturbed run.
 SEEDS = 2
 BANDED = ("banded", "banded adaptive")
@@ -355,11 +356,17 @@ def used_twice(folder: Path) -> list[str]:
 
 
 def inspected(
-    folder: Path, kills: int, kind: str = "plain", *, is_seeded: bool = True
+    folder: Path,
+    kills: int,
+    kind: str = "plain",
+    *,
+    is_seeded: bool = True,
+    before: int = -1,
 ) -> tuple[Kill, list[str]]:
     """Returns the state of a run after so many kills, and its violations.
 
-    With a seed an interrupted step is repeated with the same noise.
+    ``before``: steps charged when the process started. With a seed an interrupted step
+    is repeated with the same noise.
     """
     released = released_in(folder)
     steps = len(released)
@@ -372,7 +379,9 @@ def inspected(
     except LedgerError as error:
         return Kill(kind, "(damaged file)", steps, -1, 0), [str(error)]
     moment = "between two steps"
-    if charged not in released and charged > latest:
+    if charged == before:
+        moment = "before its first charge"
+    elif charged not in released and charged > latest:
         moment = "between charge and release"
     wrong = violations(released, charged, kills) + at_rest(folder)
     if not is_seeded:
@@ -447,7 +456,7 @@ def rig(kills: int, out: Path, random_seed: int, fault: str | None) -> Summary:
         turn, place = divmod(summary.runs_finished, len(KINDS))
         kind, number = KINDS[place], turn % SEEDS
         seed = None if turn % 2 or kind in UNSEEDED else number
-        whole, killed = out / f"whole-{kind}-{number}", 0
+        whole, killed, charged = out / f"whole-{kind}-{number}", 0, -1
         if not whole.exists():
             undisturbed = started(whole, seed if seed is None else number, kind)
             undisturbed.join()
@@ -456,7 +465,7 @@ def rig(kills: int, out: Path, random_seed: int, fault: str | None) -> Summary:
         folder = out / f"run-{summary.runs_finished}"
         window = 0.6 * training_seconds(whole)
         while not summary.violations:
-            is_killed = len(summary.kills) < kills
+            is_killed = len(summary.kills) < kills and killed < MOST_KILLS
             is_late = is_killed and chance.random() < LATE
             ends_at = chance.randint(1, FIRST_SUMS) if is_late else 0
             process = started(folder, seed, kind, ends_at)
@@ -473,7 +482,9 @@ def rig(kills: int, out: Path, random_seed: int, fault: str | None) -> Summary:
                 summary.violations += wrong
                 break
             killed += 1
-            kill, wrong = inspected(folder, killed, kind, is_seeded=seed is not None)
+            told: Any = {"is_seeded": seed is not None, "before": charged}
+            kill, wrong = inspected(folder, killed, kind, **told)
+            charged = kill.charged
             summary.kills.append(kill._asdict())
             summary.violations += wrong
             if fault == "forget":

@@ -27,6 +27,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -390,8 +391,7 @@ class OldLedger:
 def run_file(path: Path) -> Any:
     """Opens the folder of a run, its file, or a ledger of version 0.2."""
     if path.is_dir():
-        names = (name for name in (STORE, OLD_LEDGER) if (path / name).exists())
-        name = next(names, None)
+        name = next((n for n in (STORE, OLD_LEDGER) if (path / n).exists()), None)
         if name is None and (path.parent / STORE).exists():
             raise LedgerError(f"{path} has no charges: give its run, {path.parent}")
         if name is None:
@@ -412,20 +412,14 @@ def content_of(run: Any) -> LedgerContent:
     facts, path, adaptive = run.facts, run.path, None
     if "adaptive" in facts:
         adaptive = or_refused(path, AdaptiveBudget.from_dict, facts["adaptive"])
-    counts: list[list[int]] = []  # key of the step, number of charges
-    for charge in run.charges():
-        if not counts or counts[-1][0] != charge.step:
-            counts.append([charge.step, 0])
-        counts[-1][1] += 1
+    same = groupby(run.charges(), lambda charge: charge.step)
+    counts = [(step, sum(1 for _ in charges)) for step, charges in same]
     if adaptive is None and not counts:
         if not run.steps:
             raise LedgerError(f"{path} is damaged: it describes no step")
-        counts = [[next(iter(run.steps)), 0]]
+        counts = [(next(iter(run.steps)), 0)]
     steps = {key: step_of(path, adaptive, *run.steps[key][:2]) for key, _ in counts}
-    openings: list[Opening] = []
-    for one in run.openings:
-        if not openings or openings[-1].environment != one.environment:
-            openings.append(one)
+    alike = groupby(run.openings, lambda opening: opening.environment)
     return LedgerContent(
         run=facts["run"],
         target_epsilon=float(facts["epsilon"]),
@@ -435,7 +429,7 @@ def content_of(run: Any) -> LedgerContent:
         book=facts.get("book"),
         search=facts.get("search"),
         groups=tuple((steps[key], count) for key, count in counts),
-        openings=tuple(openings),
+        openings=tuple(next(openings) for _, openings in alike),
         is_closed=run.is_closed,
         adaptive=adaptive,
         options=tuple(run.steps[key][0] for key, _ in counts) if adaptive else (),

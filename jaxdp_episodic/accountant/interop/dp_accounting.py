@@ -390,7 +390,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         if self._method == "rdp":
             # If several runs bound it, the order is that of the first.
             whole = runs_of(run, None)[0].in_reach()
-            kept = question.inside().given_kept(whole.log_kept())
+            kept = question.inside().given_kept(whole.facts.log_kept)
             order = float(np.max(rdp_bound(kept, whole.kept())[1]))
         return float(value), order
 

@@ -110,7 +110,7 @@ class AllocatedLoss(GaussianLoss, Bounds):
 
     def hints(self) -> Hints:
         """See `PrivacyLoss`: as many Poisson steps at rate 1 / slots."""
-        rate = self._inner_rate / self.slots
+        rate = self.rate_within / self.slots
         return Hints(rate * np.sqrt(self.steps), rate, self.shift, self.shift)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:

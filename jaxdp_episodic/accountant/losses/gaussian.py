@@ -38,8 +38,8 @@ class GaussianLoss(NoisyLoss, Profile, Moments):
 
     def hints(self) -> Hints:
         """See `PrivacyLoss`: the product of the rates, and the shift."""
-        rate = self._inner_rate
-        return Hints(rate, rate, self._shift, self._shift)
+        rate = self.rate_within
+        return Hints(rate, rate, self.shift, self.shift)
 
 
 def gaussian_tails(shift: Array, u: Array) -> Tails:

@@ -102,8 +102,8 @@ class MixtureLoss(GaussianLoss, Nodes):
     def hints(self) -> Hints:
         """See `PrivacyLoss`: the last moved component over Q's component at 0."""
         xp, half = namespace(*self.fields), self.both_halves()[0]
-        odds = self._inner_rate / xp.maximum(xp.exp(half.q_zero), 1e-20)
-        return Hints(self._inner_rate, odds, self._shift, self._shift)
+        odds = self.rate_within / xp.maximum(xp.exp(half.q_zero), 1e-20)
+        return Hints(self.rate_within, odds, self.shift, self.shift)
 
     def largest_loss(self, *, backward: bool) -> Array:
         """See `PrivacyLoss`: finite backward for a "fall" if Q keeps N(0)."""
@@ -116,7 +116,7 @@ class MixtureLoss(GaussianLoss, Nodes):
         shape = np.broadcast_shapes(np.shape(u), self.shape)
         u = xp.minimum(xp.broadcast_to(u, shape), LARGEST)
         factors = [xp.broadcast_to(rate, shape) for rate in self.rates.values()]
-        factors.append(xp.broadcast_to(self._shift, shape))
+        factors.append(xp.broadcast_to(self.shift, shape))
         found = [scaled(half.tails(u), *factors) for half in self.both_halves(shape)]
         return found[0], found[-1]
 
@@ -199,7 +199,7 @@ class MixtureLoss(GaussianLoss, Nodes):
 
     def largest_node(self, log_cut: np.ndarray) -> np.ndarray:
         """See `Nodes`: the loss beyond the ends of paths, with a margin."""
-        end = self._shift + np.sqrt(-2 * np.minimum(log_cut, -18.0)) + 2.0
+        end = self.shift + np.sqrt(-2 * np.minimum(log_cut, -18.0)) + 2.0
         losses = [half.log_parts(end)[0] for half in self.both_halves(end.shape)]
         return np.max(losses, axis=0) + _OFF_THE_LINE
 
@@ -207,8 +207,8 @@ class MixtureLoss(GaussianLoss, Nodes):
         """See `Nodes`: one component that moves as a whole."""
         xp = namespace(*self.fields)
         alone = self.terms_of_profile == 1
-        whole = alone & (self._inner_rate >= 1) & ~self.loses_nothing
-        return xp.where(whole, self.MOVE * self._shift, 0.0)
+        whole = alone & (self.rate_within >= 1) & ~self.loses_nothing
+        return xp.where(whole, self.MOVE * self.shift, 0.0)
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ class GaussianMixtureLoss(MixtureLoss):
         return undrawn_loss(self.outer_rate, self.rate)
 
     @property
-    def _shift(self) -> Array:
+    def shift(self) -> Array:
         """The largest shift with a weight."""
         xp = namespace(*self.fields)
         parts = zip(self.shifts, self.log_weights, strict=True)

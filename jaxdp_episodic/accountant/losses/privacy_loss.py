@@ -12,14 +12,19 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
-from jaxdp_episodic.accountant.numerics.loops import Array, map_arrays, namespace
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    field_names,
+    map_arrays,
+    namespace,
+)
 
 Tails = tuple[Array, Array]
 """``log H_g(P||Q)`` (the profile) and ``log(g Q(L > log g))`` (the tail); backward with
@@ -90,19 +95,19 @@ class PrivacyLoss(abc.ABC):
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of the fields."""
-        return np.broadcast_shapes(*(np.shape(field) for field in self.fields))
+        return np.broadcast_shapes(*map(np.shape, self.fields))
 
     @classmethod
-    def stack(cls, losses: list[Self]) -> Self:
+    def stack(cls, losses: Sequence[Self]) -> Self:
         """Stacks mechanisms along a new first axis; shorter tuple fields are padded."""
         stacked: list[Any] = []
-        for field in dataclasses.fields(cls):
-            values = [getattr(loss, field.name) for loss in losses]
-            if field.name not in cls.padding:
+        for name in field_names(cls):
+            values = [getattr(loss, name) for loss in losses]
+            if name not in cls.padding:
                 stacked.append(np.array(values))
                 continue
             shape = np.shape(next((value[0] for value in values if value), 0.0))
-            filler = np.full(shape, cls.padding[field.name])
+            filler = np.full(shape, cls.padding[name])
             columns = itertools.zip_longest(*values, fillvalue=filler)
             stacked.append(tuple(np.stack(column) for column in columns))
         return cls(*stacked)
@@ -122,9 +127,12 @@ class PrivacyLoss(abc.ABC):
 
     @functools.cached_property
     def rates(self) -> dict[str, Array]:
-        """The fields that are probabilities, by name."""
-        names = (field.name for field in dataclasses.fields(self))
-        return {name: getattr(self, name) for name in names if name.endswith("rate")}
+        """The fields that are probabilities, by name; the outer rate comes first."""
+        rates = {}
+        for name in field_names(type(self)):
+            if name.endswith("rate"):
+                rates[name] = getattr(self, name)
+        return rates
 
     @functools.cached_property
     def chance(self) -> Array:
@@ -144,11 +152,13 @@ class PrivacyLoss(abc.ABC):
     @property
     def has_too_little_noise(self) -> Array:
         """Whether `is_unprotected` holds despite some noise, so inf is only a bound."""
-        return self.is_unprotected & np.isfinite(getattr(self, "shift", np.inf))
+        return self.is_unprotected & np.isfinite(self.__dict__.get("shift", np.inf))
 
     def kept_in_range(self) -> Self:
         """Returns fields that kernels can compute with; the loss never shrinks."""
-        raised = {n: np.maximum(rate, _SMALLEST_RATE) for n, rate in self.rates.items()}
+        raised = dict(self.rates)
+        for name, rate in raised.items():
+            raised[name] = np.maximum(rate, _SMALLEST_RATE)
         return dataclasses.replace(self, **raised)
 
     @abc.abstractmethod
@@ -173,34 +183,32 @@ class PrivacyLoss(abc.ABC):
 
 
 class NoisyLoss(PrivacyLoss):
-    """Base of the mechanisms that add noise: they have a field ``shift``."""
+    """Base of the mechanisms that add noise."""
+
+    # The distance of two means over the noise. Not a field here, since subclasses list
+    # it after their rates.
+    shift: Array
 
     @functools.cached_property
     def loses_nothing(self) -> Array:
         """Whether nothing is sampled, or the noise is infinite."""
-        xp = namespace(self.chance, self._shift)
-        return xp.equal(self.chance, 0.0) | xp.equal(self._shift, 0.0)
+        xp = namespace(self.chance, self.shift)
+        return xp.equal(self.chance, 0.0) | xp.equal(self.shift, 0.0)
 
     @functools.cached_property
     def is_unprotected(self) -> Array:
         """Whether there is no noise, or next to none."""
-        return ~self.loses_nothing & (self._shift > self.LARGEST_LOSS)
+        return ~self.loses_nothing & (self.shift > self.LARGEST_LOSS)
 
     def kept_in_range(self) -> Self:
         """Returns rates and shifts that kernels can compute with."""
-        shift = np.clip(self._shift, self.SMALLEST_LOSS, self.LARGEST_LOSS)
+        shift = np.clip(self.shift, self.SMALLEST_LOSS, self.LARGEST_LOSS)
         return dataclasses.replace(super().kept_in_range(), shift=shift)
 
     @property
-    def _inner_rate(self) -> Array:
+    def rate_within(self) -> Array:
         """The product of all rates except the outer one."""
-        inner = (rate for name, rate in self.rates.items() if name != "outer_rate")
-        return math.prod(inner, start=1.0)
-
-    @property
-    def _shift(self) -> Any:
-        # Not a field here, since subclasses list ``shift`` after their rates.
-        return self.__dict__["shift"]
+        return math.prod([*self.rates.values()][1:], start=1.0)
 
 
 # Protocols. A method raises an error if a mechanism lacks the one that it needs.

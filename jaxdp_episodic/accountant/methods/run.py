@@ -6,8 +6,7 @@ Deltas are logarithms.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -21,7 +20,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     PrivacyLoss,
     Profile,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array
+from jaxdp_episodic.accountant.numerics.loops import Array, map_arrays
 
 # Rounding error of a logarithm after a few operations, relative to 1 and its size.
 _ROUNDING = 1e-15
@@ -172,6 +171,15 @@ def _outward(log_value: np.ndarray, *, up: bool) -> np.ndarray:
 _PROTOCOLS = {"rdp": (Moments,), "exact": (Profile, Moments), "pld": (Profile, Moments)}
 
 
+class Facts(NamedTuple):
+    """What is known of a run without an integral; arrays of the run's shape."""
+
+    loses_nothing: np.ndarray  # whether no step with a count above 0 has a loss
+    is_unprotected: np.ndarray  # whether some of these steps are unprotected
+    has_too_little_noise: np.ndarray  # whether some have too little for kernels
+    log_kept: np.ndarray  # log of the probability that no step has an infinite loss
+
+
 class Group(NamedTuple):
     """K steps of one mechanism in each of n settings; arrays (K, n)."""
 
@@ -208,10 +216,7 @@ class Run:
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Self:
         """Returns the run with a function applied to every array."""
-        return type(self)(
-            tuple(loss.map(function) for loss in self.losses),
-            tuple(function(count) for count in self.counts),
-        )
+        return map_arrays(function, self)
 
     def flattened(self, shape: tuple[int, ...]) -> Self:
         """Returns the run broadcast to a shape, in one dimension."""
@@ -220,7 +225,8 @@ class Run:
             return np.broadcast_to(np.asarray(field, np.float64), shape).reshape(-1)
 
         if shape == self.shape == (1,):
-            arrays = [*self.counts, *(f for loss in self.losses for f in loss.fields)]
+            arrays: list[Any] = []
+            map_arrays(arrays.append, self)
             if all(np.shape(a) == shape and a.dtype == np.float64 for a in arrays):
                 return self  # with its cached properties
         return self.map(flat)
@@ -265,7 +271,7 @@ class Run:
 
     def kept(self) -> Self:
         """Returns the run without unprotected steps: given a finite loss."""
-        if not np.any(self.is_unprotected):
+        if not np.any(self.facts.is_unprotected):
             return self
         counts = (np.where(loss.is_unprotected, 0.0, n) for loss, n in self.uses)
         return type(self)(self.losses, tuple(counts))
@@ -294,41 +300,21 @@ class Run:
             for loss in self.losses
         )
 
-    def _some(self, facts: Iterable[Array]) -> np.ndarray:
-        """Whether a fact holds for some step with a count above 0; read-only."""
-        found = np.zeros(self.shape, bool)
-        for fact, count in zip(facts, self.counts, strict=True):
-            found |= fact & (count > 0)
-        found.setflags(write=False)
-        return found
-
-    def _total(self, amounts: Iterable[Array]) -> np.ndarray:
-        """The sum over all steps of an amount, which may be inf for unused ones."""
-        total = np.zeros(self.shape)
-        for amount, count in zip(amounts, self.counts, strict=True):
-            with np.errstate(invalid="ignore"):
-                one = count * amount
-            total = total + np.where(count > 0, one, 0.0)
-        return total
-
     @functools.cached_property
-    def loses_nothing(self) -> np.ndarray:
-        """Whether no step with a count above 0 has a loss."""
-        nothing = np.asarray(~self._some([~loss.loses_nothing for loss in self.losses]))
-        nothing.setflags(write=False)  # cached
-        return nothing
-
-    @functools.cached_property
-    def is_unprotected(self) -> np.ndarray:
-        """Whether some step with a count above 0 is unprotected."""
-        return self._some(
-            [loss.is_unprotected & ~loss.loses_nothing for loss in self.losses]
-        )
-
-    @functools.cached_property
-    def has_too_little_noise(self) -> np.ndarray:
-        """Whether some step has too little noise for kernels."""
-        return self._some([loss.has_too_little_noise for loss in self.losses])
+    def facts(self) -> Facts:
+        """What is known of the run without an integral; read-only."""
+        some, unprotected, too_little = np.zeros((3, *self.shape), bool)
+        log_kept = np.zeros(self.shape)
+        for loss, count in self.uses:
+            taken = count > 0
+            some |= taken & ~loss.loses_nothing
+            unprotected |= taken & ~loss.loses_nothing & loss.is_unprotected
+            too_little |= taken & loss.has_too_little_noise
+            log_kept = log_kept + _times(count, loss.log_kept())
+        facts = Facts(~some, unprotected, too_little, log_kept)
+        for fact in facts:
+            fact.setflags(write=False)
+        return facts
 
     def gaussian_shift(self) -> np.ndarray:
         """Returns the shift if all steps are Gaussians without sampling; else 0."""
@@ -342,20 +328,21 @@ class Run:
             square = square + np.where(taken, count * shift * shift, 0.0)
         return np.where(are_gaussian, np.sqrt(square), 0.0)
 
-    def largest_loss(self, *, backward: bool) -> np.ndarray:
-        """Returns an upper bound of the run's finite losses in one direction."""
-        largest = [
-            np.where(loss.loses_nothing, 0.0, loss.largest_loss(backward=backward))
-            for loss in self.losses
-        ]
-        return self._total(largest) * (1 + 1e-12)
+    @functools.cached_property
+    def largest_losses(self) -> tuple[np.ndarray, np.ndarray]:
+        """Upper bounds of the run's finite losses, forward and backward."""
+        forward, backward = np.zeros((2, *self.shape))
+        for loss, count in self.uses:
+            used = np.where(loss.loses_nothing, 0.0, count)
+            forward = forward + _times(used, loss.largest_loss(backward=False))
+            backward = backward + _times(used, loss.largest_loss(backward=True))
+        return forward * (1 + 1e-12), backward * (1 + 1e-12)
 
     @functools.cached_property
     def most_lost(self) -> np.ndarray:
         """Upper bound of the loss in either direction; inf without noise."""
-        forward = self.largest_loss(backward=False)
-        most = np.maximum(forward, self.largest_loss(backward=True))
-        most = np.where(self.is_unprotected, np.inf, most)
+        most = np.maximum(*self.largest_losses)
+        most = np.where(self.facts.is_unprotected, np.inf, most)
         most.setflags(write=False)
         return most
 
@@ -368,10 +355,7 @@ class Run:
             if not lacking:
                 continue
             name = type(loss).__name__.removesuffix("Loss")
-            covered = [
-                m for m, asked in _PROTOCOLS.items() if isinstance(loss, asked[0])
-            ]
-            if covered == ["rdp"]:
+            if isinstance(loss, Moments) and not isinstance(loss, Profile):
                 raise NotImplementedError(
                     f"{name} is known by its Rényi divergence alone, which method="
                     f"{method!r} cannot answer; method='rdp' covers it"
@@ -398,26 +382,25 @@ class Run:
                 of_mass, of_loss = of_mass + count * mass, of_loss + count * place
         return of_mass * (1 + 1e-12), of_loss * (1 + 1e-12)
 
-    def log_kept(self) -> np.ndarray:
-        """Returns the log of the probability that no step has an infinite loss."""
-        return self._total([loss.log_kept() for loss in self.losses])
-
     def groups(self) -> tuple[Group, ...]:
         """Returns the steps by mechanism, with fields that kernels accept."""
-        shape = self.shape
         by_class: dict[type, list[Group]] = {}
         for loss, count in self.uses:
-            left_out = np.asarray(loss.loses_nothing | loss.is_unprotected)
-            taken = _flat(np.where(left_out, 0.0, count), shape)
-            kept = loss.kept_in_range().map(lambda field: _flat(field, shape))
-            by_class.setdefault(type(kept), []).append(Group(kept, taken))
-        return tuple(
-            Group(
-                kind.stack([step.loss for step in some]),
-                np.array([step.count for step in some]),
-            )
-            for kind, some in by_class.items()
-        )
+            left_out = loss.loses_nothing | loss.is_unprotected
+            one = Group(loss.kept_in_range(), np.where(left_out, 0.0, count))
+            flat = map_arrays(lambda a: np.broadcast_to(a, self.shape).reshape(-1), one)
+            by_class.setdefault(type(loss), []).append(flat)
+        groups = []
+        for kind, steps in by_class.items():
+            losses, counts = zip(*steps, strict=True)
+            groups.append(Group(kind.stack(losses), np.array(counts)))
+        return tuple(groups)
+
+
+def _times(count: Array, amount: Array) -> np.ndarray:
+    """Returns a count times an amount, which may be inf where the count is 0."""
+    with np.errstate(invalid="ignore"):
+        return np.where(count > 0, count * amount, 0.0)
 
 
 def _replaced(
@@ -425,12 +408,3 @@ def _replaced(
 ) -> np.ndarray:
     """Replaces a field's values ``where`` by that of one setting."""
     return np.where(where, np.broadcast_to(field, where.shape)[at], field)
-
-
-def _flat(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the array broadcast to ``shape`` and flattened, constants uncopied."""
-    if np.shape(array) == shape:
-        return np.reshape(array, -1)
-    if np.size(array) == 1:
-        return np.broadcast_to(np.reshape(array, ()), (math.prod(shape),))
-    return np.broadcast_to(array, shape).reshape(-1)

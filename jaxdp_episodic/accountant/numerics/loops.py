@@ -254,27 +254,27 @@ def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
     """Applies a function to every array in nested containers and dataclasses."""
     if isinstance(tree, _NUMPY):  # the most frequent case
         return function(tree)
-    names = None if isinstance(tree, tuple) else _field_names(type(tree))
-    if names is not None or isinstance(tree, tuple):
-        parts = tree if names is None else [getattr(tree, name) for name in names]
-        parts = [
-            function(part) if type(part) is np.ndarray else map_arrays(function, part)
-            for part in parts
-        ]
-        named = names is not None or hasattr(tree, "_fields")
-        return type(tree)(*parts) if named else tuple(parts)
-    if isinstance(tree, list):
-        return [map_arrays(function, part) for part in tree]
     if isinstance(tree, dict):
-        return {key: map_arrays(function, part) for key, part in tree.items()}
-    return function(tree)
+        parts = map_arrays(function, list(tree.values()))
+        return dict(zip(tree, parts, strict=True))
+    if isinstance(tree, tuple | list):
+        old: Any = tree
+    elif hasattr(tree, "__dataclass_fields__"):
+        old = map(functools.partial(getattr, tree), field_names(type(tree)))
+    else:
+        return function(tree)
+    parts = []
+    for part in old:
+        is_array = type(part) is np.ndarray
+        parts.append(function(part) if is_array else map_arrays(function, part))
+    if isinstance(tree, list):
+        return parts
+    return tuple(parts) if type(tree) is tuple else type(tree)(*parts)
 
 
 @functools.cache
-def _field_names(kind: type) -> tuple[str, ...] | None:
-    """The field names of a dataclass; None for another class."""
-    if not dataclasses.is_dataclass(kind):
-        return None
+def field_names(kind: type) -> tuple[str, ...]:
+    """Returns the field names of a dataclass."""
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
@@ -296,10 +296,9 @@ def running_max(array: Array) -> Array:
 def at(tree: Any, index: Any) -> Any:
     """Entry ``index`` of the first axis of every array in nested tuples."""
     if isinstance(tree, tuple | list):
-        parts = [
-            part[index] if type(part) is np.ndarray else at(part, index)
-            for part in tree
-        ]
+        parts = []
+        for part in tree:
+            parts.append(part[index] if type(part) is np.ndarray else at(part, index))
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
     entries: Any = tree
     if isinstance(index, _NUMPY) or isinstance(tree, _NUMPY):

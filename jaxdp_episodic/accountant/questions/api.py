@@ -167,10 +167,10 @@ def curve_of(
             # Skip the backward direction if it is proven not to be larger.
             if one == every[0] or not run.forward_is_larger:
                 values = np.maximum(values, rdp_curve(finite, run, one))
-        largest = [run.largest_loss(backward=one == "backward") for one in every]
-        most = np.where(run.is_unprotected, np.inf, np.maximum.reduce(largest))
+        largest = [run.largest_losses[one == "backward"] for one in every]
+        most = np.where(run.facts.is_unprotected, np.inf, np.maximum.reduce(largest))
         values = np.where(np.isinf(orders), most, values)
-        curves.append(np.where(run.log_kept() < 0, np.inf, values))
+        curves.append(np.where(run.facts.log_kept < 0, np.inf, values))
     least = np.minimum.reduce(np.broadcast_arrays(*curves))
     return np.broadcast_to(least.max(axis=-2 if axis else -1), shape)
 
@@ -446,21 +446,21 @@ def _ends(
     ends: list[np.ndarray] = []
     both: tuple[np.ndarray, np.ndarray] | None = None
     for i, up in enumerate((False, True)):
-        kept, log_kept = runs[up].kept(), runs[up].log_kept()
+        kept, log_kept = runs[up].kept(), runs[up].facts.log_kept
         left = inside.given_kept(log_kept, up=up)
         hopeless = np.isneginf(left.target)
         left = left.at(np.where(hopeless, -1.0, left.target))
         # The targets of the two ends differ, by rounding, only if a loss may be inf.
-        if both is None or np.any(log_kept) or np.any(run.is_unprotected):
+        if both is None or np.any(log_kept) or np.any(run.facts.is_unprotected):
             both = pld_bounds(left, kept, width=width)
         found = Answer(both[i], nothing, nothing)
         end = inside.with_failure(found, log_kept, up=up).value
         at_end = question.at_end(runs[True].most_lost)
         if np.any(at_end):
-            limit = question.end_value(runs[True].most_lost, runs[True].log_kept())
+            limit = question.end_value(runs[True].most_lost, runs[True].facts.log_kept)
             # At delta 0 the largest loss is only an upper end.
             known = ~np.isfinite(limit) | (limit == 0) | (not question.is_epsilon)
-            known &= question.is_epsilon | ~run.has_too_little_noise
+            known &= question.is_epsilon | ~run.facts.has_too_little_noise
             limit = np.where(known | up, limit, question.nothing)
             end = np.where(at_end, limit, end)
         ends.append(end)

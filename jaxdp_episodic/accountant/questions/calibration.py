@@ -331,7 +331,7 @@ def calibrate_noise_multiplier(
     with asking_together(run.size * _EVALUATIONS):
         found = run.smallest_noise(tolerance)
     for each in run.runs:  # no step, or no path is sampled
-        none = np.broadcast_to(each.loses_nothing.all(axis=-1), run.shape)
+        none = np.broadcast_to(each.facts.loses_nothing.all(axis=-1), run.shape)
         found[none.reshape(-1)] = 0.0
     positive = np.where(found > 0, found, np.inf)
     if np.any(positive < _NEXT_TO_NONE):

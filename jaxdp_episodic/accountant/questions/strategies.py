@@ -213,7 +213,11 @@ def equivalent(game: Game) -> ComposedSteps | None:
             if others:
                 return None
             shift = np.unique(run.gaussian_shift())
-            if shift.size != 1 or not (shift > 0).all() or run.is_unprotected.any():
+            if (
+                shift.size != 1
+                or not (shift > 0).all()
+                or run.facts.is_unprotected.any()
+            ):
                 return None
             squares.append(float(shift[0]) ** 2)
         taken = game.graph.path_of_most(squares)
@@ -334,7 +338,7 @@ def largest_loss(game: Game) -> float:
     most = 0.0
     for steps in _runs_by_theorem(game):
         costs = np.array([float(run.most_lost.max()) for run in steps])
-        lost = any(np.any(run.log_kept() < 0) for run in steps)
+        lost = any(np.any(run.facts.log_kept < 0) for run in steps)
         total = math.inf if lost else float(game.graph.most(costs))
         most = max(most, total)
     return most
@@ -344,7 +348,7 @@ def lost_at_once(game: Game) -> float:
     """Returns an *upper bound* on the probability that everything is revealed."""
     most = 0.0
     for steps in _runs_by_theorem(game):
-        costs = np.array([-float(run.log_kept().min()) for run in steps])
+        costs = np.array([-float(run.facts.log_kept.min()) for run in steps])
         with np.errstate(invalid="ignore"):
             lost = -math.expm1(-float(game.graph.most(costs)))
         most = max(most, lost)

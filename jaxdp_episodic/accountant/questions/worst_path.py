@@ -14,6 +14,7 @@ from jaxdp_episodic.accountant.methods.certified import method as pld
 from jaxdp_episodic.accountant.methods.exact import method as exact
 from jaxdp_episodic.accountant.methods.rdp import method as rdp
 from jaxdp_episodic.accountant.methods.run import Answer, Question, Run
+from jaxdp_episodic.accountant.numerics.loops import map_arrays
 
 # Methods by their public name.
 METHODS: dict[str, Callable[[Question, Run], Answer]] = {
@@ -43,9 +44,9 @@ def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
         found = [_on_paths(question, run, method, every=True) for run in runs]
         every = Answer(*chosen(found, np.argmin))
     if every.value.shape[-1] == 1:
-        return Answer(*(field[..., 0] for field in every))
+        return map_arrays(lambda field: field[..., 0], every)
     index = every.value.argmax(axis=-1)[..., None]
-    return Answer(*(np.take_along_axis(f, index, axis=-1)[..., 0] for f in every))
+    return map_arrays(lambda a: np.take_along_axis(a, index, axis=-1)[..., 0], every)
 
 
 def chosen(found: Sequence[Sequence[Any]], arg_best: Any) -> list[np.ndarray]:
@@ -66,37 +67,43 @@ def _on_paths(
     run.refuse("exact" if method == CONTOUR else method)
     if run.num_paths > 1 and not every:
         run = run.take_paths(undominated_paths(run))
-    little, run = run.has_too_little_noise, run.in_reach()
     shape = np.broadcast_shapes(question.target.shape, run.shape)
     if 0 in shape:
         return Answer(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
-    at_end = question.at_end(run.most_lost)
+    little, run = run.facts.has_too_little_noise, run.in_reach()
+    log_kept, most, asked = run.facts.log_kept, run.most_lost, question
+    at_end = question.at_end(most)
     if np.any(at_end):
-        value = question.end_value(run.most_lost, run.log_kept())
-        value = np.broadcast_to(value, shape)
-        ends = Answer(value, np.zeros(shape), np.zeros(shape, bool))
+        ends = np.broadcast_to(question.end_value(most, log_kept), shape), 0.0, False
         if np.all(at_end):
-            return ends
-        question = question.inside()
-    log_kept, run = run.log_kept(), run.kept()
-    if not (np.any(log_kept) or np.any(little)):
-        several = run.num_paths > 1 and not every and method != "rdp"
-        found = (_of_worst if several else _ask)(question, run, method)
+            return Answer(*map(np.array, np.broadcast_arrays(*ends)))
+        asked = question.inside()
+    if np.any(log_kept) or np.any(little):
+        found = _of_finite_loss(asked, run.kept(), method, log_kept, little)
+    elif run.num_paths > 1 and not every and method != "rdp":
+        found = _of_worst(asked, run.kept(), method)
     else:
-        # A loss may be infinite: compute the answer given that it is finite, path by
-        # path. Where noise is too small it is an upper bound.
-        left = question.given_kept(log_kept)
-        hopeless = np.isneginf(left.target)
-        left = left.at(np.where(hopeless, -1.0, left.target))
-        found = question.with_failure(_ask(left, run, method), log_kept)
-        bound = little & (found.value != question.nothing)
-        certified = found.is_certified | (bound & (method != "rdp"))
-        error = np.where(bound, np.inf, found.error)
-        found = Answer(found.value, error, certified)
+        found = _ask(asked, run.kept(), method)
     if not np.any(at_end):
         return found
     both = zip(ends, found, strict=True)
     return Answer(*(np.where(at_end, end, inner) for end, inner in both))
+
+
+def _of_finite_loss(
+    question: Question, run: Run, method: str, log_kept: np.ndarray, little: np.ndarray
+) -> Answer:
+    """The answers on every path where a loss may be infinite, from those if it is not.
+
+    Where there is too ``little`` noise they are upper bounds.
+    """
+    left = question.given_kept(log_kept)
+    hopeless = np.isneginf(left.target)
+    left = left.at(np.where(hopeless, -1.0, left.target))
+    found = question.with_failure(_ask(left, run, method), log_kept)
+    bound = little & (found.value != question.nothing)
+    certified = found.is_certified | (bound & (method != "rdp"))
+    return Answer(found.value, np.where(bound, np.inf, found.error), certified)
 
 
 def _ask(question: Question, run: Run, method: str) -> Answer:
@@ -115,13 +122,13 @@ def _ask(question: Question, run: Run, method: str) -> Answer:
             is_certified=found.is_certified | lower,
         )
     shape = np.broadcast_shapes(question.target.shape, run.shape)
-    return Answer(*(np.broadcast_to(field, shape) for field in found))
+    return map_arrays(lambda field: np.broadcast_to(field, shape), found)
 
 
 def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarray:
     """Bound on log(delta) in a direction whose largest loss is just above epsilon."""
-    gap = np.maximum(run.largest_loss(backward=backward) - epsilon, 0.0)
-    gap = np.where(run.is_unprotected, np.inf, gap)
+    gap = np.maximum(run.largest_losses[backward] - epsilon, 0.0)
+    gap = np.where(run.facts.is_unprotected, np.inf, gap)
     chance = np.zeros(gap.shape)
     for loss, count in run.uses:
         # The largest loss is rounded; an infinite one gives no bound.

@@ -124,8 +124,8 @@ class Option(NamedTuple):
         """From a run of one setting; several Gaussian steps become one."""
         reached = run.in_reach() if up else run
         kept = reached.kept()
-        log_kept = float(reached.log_kept()[0])
-        if not up and run.has_too_little_noise[0]:
+        log_kept = float(reached.facts.log_kept[0])
+        if not up and run.facts.has_too_little_noise[0]:
             log_kept = 0.0  # the probability of an infinite loss is an upper bound
         bounding = kept.certified(up=up)
         pairs = zip(kept.losses, bounding.losses, kept.counts, strict=True)

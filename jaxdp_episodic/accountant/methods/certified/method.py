@@ -148,7 +148,7 @@ def _end_of_bounding_run(
 ) -> np.ndarray:
     """Returns one end of a run, from pairs that bound some of its steps."""
     # Errors of log H_g and of the losses move the target and the answer outward.
-    log_kept, sign = bounding.log_kept(), 1 if up else -1
+    log_kept, sign = bounding.facts.log_kept, 1 if up else -1
     of_mass, of_loss = bounding.certified_error()
     if question.is_epsilon:
         shifted = question.at(np.minimum(question.target - sign * of_mass, -1e-300))
@@ -180,12 +180,12 @@ def _bounds(
     """Returns both ends of one run; the wanted width is multiplied by ``share``."""
     if question.is_epsilon:
         # The Rényi bound is rarely needed: it is computed where an end is missing.
-        upper = np.where(run.loses_nothing, 0.0, np.inf)
+        upper = np.where(run.facts.loses_nothing, 0.0, np.inf)
         upper = at_most_total_variation(question, run, upper)
     else:
         upper = _rdp_end(question, run, loose=True)
     lower = np.full(upper.shape, question.nothing)
-    settled = run.is_unprotected | run.loses_nothing
+    settled = run.facts.is_unprotected | run.facts.loses_nothing
     absolute, relative = (share * each for each in _tolerances(question, width))
     open_ = ~settled
     shift = np.where(open_, run.gaussian_shift(), 0.0)

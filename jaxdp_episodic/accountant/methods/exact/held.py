@@ -40,8 +40,9 @@ def have_held_slope(run: Run) -> np.ndarray:
     )
     if not usual:
         return np.zeros(run.shape, bool)
-    found = ~(run.loses_nothing | run.is_unprotected | run.has_too_little_noise)
-    found &= (run.num_steps > 1) & (run.log_kept() == 0) & np.isposinf(run.most_lost)
+    nothing, unprotected, too_little, log_kept = run.facts
+    found = ~(nothing | unprotected | too_little) & (log_kept == 0)
+    found &= (run.num_steps > 1) & np.isposinf(run.most_lost)
     return found & ~((run.gaussian_shift() > 0) | have_closed_form(run))
 
 

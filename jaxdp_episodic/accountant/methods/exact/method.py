@@ -73,7 +73,7 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
     poor = answer.is_certified | ~(
         answer.error <= TOLERANCE * question.scale(answer.value)
     )
-    poor &= ~(run.loses_nothing | run.is_unprotected)
+    poor &= ~(run.facts.loses_nothing | run.facts.is_unprotected)
     if np.any(poor):
         # Certified ends take seconds for random allocation, milliseconds for other
         # single steps.
@@ -103,12 +103,12 @@ def _otherwise(
 
 def _answer(question: Question, run: Run) -> Answer:
     """Answers (n,) settings, first those that need no integral."""
-    no_loss = run.loses_nothing
+    no_loss, unprotected, too_little, _ = run.facts
     value = np.where(no_loss, question.nothing, question.everything)
     # If there is noise, but too little to compute with, the bound is inf.
-    certified = run.has_too_little_noise & ~no_loss
+    certified = too_little & ~no_loss
     answer = Answer(value, np.where(certified, np.inf, 0.0), certified)
-    left = ~(no_loss | run.is_unprotected)
+    left = ~(no_loss | unprotected)
     for kind, solve in (
         (run.num_steps == 1, _of_one_step),
         (run.gaussian_shift() > 0, _of_gaussians),
@@ -193,7 +193,7 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
         least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
         asked = least if question.is_epsilon else question.target
         may_be_larger = wanted & ~state.backward_is_less
-        may_be_larger &= asked < run.largest_loss(backward=True)
+        may_be_larger &= asked < run.largest_losses[True]
         exchange = [getattr(loss, "nodes_exchange", False) for loss in run.losses]
         few = least.size <= _FEW and not (unbounded and exchange == [True])
         for by_nodes in (not few, few):

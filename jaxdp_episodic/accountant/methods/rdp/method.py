@@ -53,7 +53,7 @@ def at_most_total_variation(
     log_delta = target if question.is_epsilon else value
     asked = (value > 0) if question.is_epsilon else np.isfinite(value)
     asked &= _log_estimate(run) < log_delta + NEAR
-    chosen = np.flatnonzero(asked & ~run.is_unprotected)
+    chosen = np.flatnonzero(asked & ~run.facts.is_unprotected)
     if not chosen.size:
         return value
     with bounding_few(chosen.size, _FEW_PROFILES):
@@ -176,7 +176,7 @@ def _evaluate(
     whole = run
     if run.shape != shape:
         whole = run.map(lambda a: np.broadcast_to(a, shape) if np.size(a) > 1 else a)
-    no_loss, no_noise = run.loses_nothing, run.is_unprotected
+    no_loss, no_noise = run.facts.loses_nothing, run.facts.is_unprotected
     flat_target = np.broadcast_to(np.asarray(target, np.float64), shape).reshape(-1)
     size = flat_target.size
     groups = map_arrays(lambda a: np.broadcast_to(a, (len(a), size)), whole.groups())
@@ -231,7 +231,7 @@ def answer_at_orders(
     """*Upper bounds* by the best of some orders (K,), and its index."""
     # Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
     run = run.in_reach()
-    endless, log_kept, run = np.isinf(orders), run.log_kept(), run.kept()
+    endless, log_kept, run = np.isinf(orders), run.facts.log_kept, run.kept()
     target = question.given_kept(log_kept).target[..., None]
     curve = rdp_curve(np.where(endless, 2.0, orders), run.with_axis(), LARGER)
     curve = np.where(endless, run.most_lost[..., None], curve)
@@ -253,7 +253,7 @@ def answer_at_orders(
         answer = question.with_failure(found, log_kept).value
     if question.is_epsilon:
         answer = np.where(question.target >= 0, 0.0, answer)
-    nothing = run.loses_nothing & (log_kept == 0)
+    nothing = run.facts.loses_nothing & (log_kept == 0)
     answer = np.where(nothing, question.nothing, answer)
     return answer, values.argmin(axis=-1)
 

@@ -28,6 +28,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     map_first,
     namespace,
     sigmoid,
+    stored,
 )
 from jaxdp_episodic.accountant.numerics.special import log1p_bounded
 
@@ -47,7 +48,7 @@ _SLOPE_AT_END = 0.3  # slope of the path further right
 # Change of the slope at each corner of the path.
 _RISES = np.array(
     [_SLOPE_BEHIND_KINK, -_SLOPE_BEHIND_KINK, _SLOPE_AT_END, -_SLOPE_AT_END]
-)[:, None, None]
+)[:, None, None, None]
 # First node of a half-line, e^-13 from its start. There e^{zL} has a boundary layer of
 # width 1/|z|. Closer to the start e^{zL} - 1 is linear up to 1e-17.
 _DEEPEST_LAYER = 13.0
@@ -63,7 +64,7 @@ _FIXED_POINT_STEPS = 6
 
 
 def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -> Pair:
-    """Returns (J, n) real nodes from about ``low`` to ``high``, and their weights.
+    """Returns (..., J, n) real nodes from about ``low`` to ``high``, (..., n); weights.
 
     The nodes are x = u - share width tanh((u - kink) / width), u equally spaced: their
     spacing shrinks by this share at the kink.
@@ -76,8 +77,8 @@ def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -
         return ends + share * width * xp.tanh((u - kink) / width)
 
     begin, end = fori_loop(xp, 0, _FIXED_POINT_STEPS, inverse, ends)
-    spacing = (end - begin) / (num_nodes - 1)
-    u = begin + spacing * xp.arange(num_nodes, dtype=s.dtype)[:, None]
+    spacing = ((end - begin) / (num_nodes - 1))[..., None, :]
+    u = begin[..., None, :] + spacing * xp.arange(num_nodes, dtype=s.dtype)[:, None]
     bent = xp.tanh((u - kink) / width)
     x = u - share * width * bent
     weight = xp.where(spacing <= _WIDEST, spacing, xp.nan)
@@ -161,31 +162,16 @@ def path_points(
     """Returns complex points above (V, J, n) nodes of a line, and weighted dx.
 
     ``floor`` is the start of a half-line, or -inf; the path may rise at ``kink`` (at
-    most to 1.2 / s there) and at ``last``, to the height ``most``.
+    most to 1.2 / s there) and at ``last``, to the height ``most``. ``height``, (V, n),
+    is a factor.
     """
-
-    def lift(node: Array, weight: Array, height: Array) -> tuple[Pair, Pair]:
-        imaginary, slope = _imaginary_part(node, floor, kink, s, last, most)
-        return (node, height * imaginary), (weight, weight * (height * slope))
-
-    return map_first(lift, *line, height)
-
-
-def _imaginary_part(
-    node: Array,
-    floor: Array,
-    kink: Array,
-    s: Array,
-    last: Array | float,
-    most: Array | float,
-) -> Pair:
-    """Returns the imaginary part of the path at real nodes, and its slope."""
-    xp = namespace(node)
+    (node, weight), factor = line, height[:, None]
+    xp = namespace(node, factor)
     at_kink = xp.minimum(_TOP, _KINK_ANGLE / s)
     starts = xp.isfinite(floor)
     along = xp.where(starts, node - xp.where(starts, floor, 0.0), 0.0)
     bent = xp.tanh(_SLOPE_AT_FLOOR * along / at_kink)
-    height = xp.where(starts, at_kink * bent, at_kink)
+    imaginary = xp.where(starts, at_kink * bent, at_kink)
     slope = xp.where(starts, _SLOPE_AT_FLOOR * (1 - bent * bent), 0.0)
     begin = kink + 1.0
     stop = begin + (_TOP - at_kink) / _SLOPE_BEHIND_KINK
@@ -193,11 +179,13 @@ def _imaginary_part(
     # A half-line must start exactly on the real line.
     origin = xp.where(starts, floor, -1e30)
     top = tail + (most - _TOP) / _SLOPE_AT_END
-    corners = xp.stack(xp.broadcast_arrays(begin, stop, tail, top))[:, None]
+    corners = xp.stack(xp.broadcast_arrays(begin, stop, tail, top))[:, None, None]
     before, _ = _bend(origin - corners)
     behind, steeper = _bend(node - corners)
-    height = height + (_RISES * (behind - before)).sum(axis=0)
-    return height, slope + (_RISES * steeper).sum(axis=0)
+    imaginary = imaginary + (_RISES * (behind - before)).sum(axis=0)
+    slope = slope + (_RISES * steeper).sum(axis=0)
+    points = (node, factor * imaginary), (weight, weight * (factor * slope))
+    return stored(xp, points)
 
 
 def _bend(x: Array) -> tuple[Array, Array]:
@@ -253,11 +241,11 @@ def collected(
     def steepest(sign: float) -> Array:
         along = sign * loss[0]
         ratio = loss[1] / xp.where(along > 0, along, 1.0)
-        return xp.where(along > 0, ratio, xp.inf).min(axis=0)
+        return xp.where(along > 0, ratio, xp.inf).min(axis=-2)
 
-    mass = weight[0].sum(axis=0)
+    mass = weight[0].sum(axis=-2)
     right, left = steepest(1.0), steepest(-1.0)
-    size = (xp.hypot(*weight) * xp.hypot(*loss)).sum(axis=0)
+    size = (xp.hypot(*weight) * xp.hypot(*loss)).sum(axis=-2)
     return LossNodes(loss, weight, mass, size, right, left, end_log_weight, end_loss)
 
 
@@ -333,22 +321,21 @@ def nodes_on_line(
     complex_loss: Callable[[Pair], Pair],
     real_loss: Callable[[Array], Array],
 ) -> LossNodes:
-    """Returns nodes of losses ``log(P/Q)``, Q = N(0, 1), on a path above the line."""
-    backward, num_nodes = rule.backward, rule.num_nodes
-    xp = namespace(*ends, s, backward)
-    line = map_first(lambda a, b: whole_line(a, b, kink, s, num_nodes), *ends)
+    """Returns nodes of losses ``log(P/Q)``, Q = N(0, 1), on a path above the line.
+
+    Its ends are (V, n).
+    """
+    xp, backward = namespace(*ends, s, rule.backward), rule.backward
+    line = stored(xp, whole_line(*ends, kink, s, rule.num_nodes))
     nowhere = xp.full_like(s, -xp.inf)
     x, element = path_points(line, nowhere, kink, s, rule.height, last=s)
-    y = map_first(complex_loss, x)
-
-    def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
-        nodes = weighted(y, log_normal(x), element, backward)
-        ends = xp.array([x[0][0], x[0][-1]])
-        end_loss = real_loss(ends)
-        end_log_weight = -0.5 * ends * ends + (1 - backward) * end_loss
-        return collected(*nodes, end_log_weight, (1 - 2 * backward) * end_loss)
-
-    return map_first(finish, x, element, y)
+    y = stored(xp, complex_loss(x))
+    loss, weight = weighted(y, log_normal(x), element, backward)
+    first_and_last = xp.stack([x[0][:, 0], x[0][:, -1]], axis=1)
+    end_loss = real_loss(first_and_last)
+    end_log_weight = -0.5 * first_and_last**2 + (1 - backward) * end_loss
+    end_loss = (1 - 2 * backward) * end_loss
+    return stored(xp, collected(loss, weight, end_log_weight, end_loss))
 
 
 def undrawn_loss(outer_rate: Array, rate: Array) -> Array:

@@ -330,9 +330,7 @@ def _whole(ratios: Ratios, rule: NodeRule) -> LossNodes:
     ratios = ratios.up_to(np.max(high, axis=0))
     low = np.where(rule.backward > 0, -reach, np.maximum(-reach, FURTHEST_LEFT))
     number = _enough(rule.num_nodes, high - low, s)
-    line = map_first(
-        lambda a, b: whole_line(a, b, zero, zero + _EVEN, number), low, high
-    )
+    line = whole_line(low, high, zero, zero + _EVEN, number)
     most = np.maximum(_ANGLE / s, _TOP)
     points = path_points(line, zero - np.inf, _rise(zero, s), s, rule.height, most=most)
 

@@ -124,10 +124,9 @@ def steps_of(
         loss, back = map_arrays(lambda a: xp.concatenate([a, a]), (loss, back))
         cuts, heights = cuts.reshape(1, -1), heights.reshape(1, -1)
     rules = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
-    nodes, check = at(rules, 0), at(rules, -1)
+    nodes = map_arrays(lambda a: xp.array(a[0, ..., :m]), rules)
+    check = map_arrays(lambda a: xp.array(a[-1, ..., -m:]), rules)
     if as_settings:
-        nodes = map_arrays(lambda a: xp.array(a[..., :m]), nodes)
-        check = map_arrays(lambda a: xp.array(a[..., m:]), check)
         # Added in the order of the moments' sums, so that rounding errors cancel.
         nodes, check = (
             r._replace(mass=r.weight[0].sum(axis=0)) for r in (nodes, check)

@@ -217,7 +217,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`."""
         # 60 nodes give 2e-9 of epsilon up to shifts of 2, 120 give 1e-8 of M up to 4.
-        xp = namespace(*self.fields, rule.backward, rule.log_cut)
+        xp = namespace(self.shift, rule.log_cut)
         s, p = self.shift, Rate.of(self.rate)
         low, high, kink = sampled_ends(p, s, rule.log_cut)
         fewer = max(rule.num_nodes - _SPARED, _FEWEST)
@@ -244,12 +244,12 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
 
     def bulk_width(self) -> Array:
         """See `Nodes`: with an outer rate there are two losses without the unit."""
-        xp = namespace(*self.fields)
+        xp = namespace(self.outer_rate, self.rate)
         return xp.where(self.outer_rate < 1, self.outer_rate * self.rate, 0.0)
 
     def gaussian_shift(self) -> Array:
         """The shift if the unit is always drawn, else 0."""
-        xp = namespace(*self.fields)
+        xp = namespace(self.rate, self.shift)
         return xp.where(self.rate >= 1, self.shift, 0.0)
 
 

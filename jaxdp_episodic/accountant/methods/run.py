@@ -252,11 +252,11 @@ class Run:
 
     def in_reach(self) -> Self:
         """Returns an *upper bound* of the run that needs less noise."""
-        without = [loss.is_unprotected & (count > 0) for loss, count in self.uses]
-        if not any(map(np.any, without)):
+        if not np.any(self.facts.is_unprotected):
             return self  # with its cached properties
         uses = []
-        for (loss, count), beyond in zip(self.uses, without, strict=True):
+        for loss, count in self.uses:
+            beyond = loss.is_unprotected & (count > 0)
             other = loss.with_little_noise() if np.any(beyond) else None
             if other is None:
                 uses.append((loss, count))

@@ -74,9 +74,9 @@ def _on_paths(
     log_kept, most, asked = run.facts.log_kept, run.most_lost, question
     at_end = question.at_end(most)
     if np.any(at_end):
-        ends = np.broadcast_to(question.end_value(most, log_kept), shape), 0.0, False
+        end = np.broadcast_to(question.end_value(most, log_kept), shape)
         if np.all(at_end):
-            return Answer(*map(np.array, np.broadcast_arrays(*ends)))
+            return Answer(end, np.zeros(shape), np.zeros(shape, bool))
         asked = question.inside()
     if np.any(log_kept) or np.any(little):
         found = _of_finite_loss(asked, run.kept(), method, log_kept, little)
@@ -86,17 +86,14 @@ def _on_paths(
         found = _ask(asked, run.kept(), method)
     if not np.any(at_end):
         return found
-    both = zip(ends, found, strict=True)
-    return Answer(*(np.where(at_end, end, inner) for end, inner in both))
+    value, error = np.where(at_end, (end, np.zeros(shape)), found[:2])
+    return Answer(value, error, ~at_end & found.is_certified)
 
 
 def _of_finite_loss(
     question: Question, run: Run, method: str, log_kept: np.ndarray, little: np.ndarray
 ) -> Answer:
-    """The answers on every path where a loss may be infinite, from those if it is not.
-
-    Where there is too ``little`` noise they are upper bounds.
-    """
+    """The answers from those given a finite loss; bounds if there is little noise."""
     left = question.given_kept(log_kept)
     hopeless = np.isneginf(left.target)
     left = left.at(np.where(hopeless, -1.0, left.target))
@@ -121,8 +118,7 @@ def _ask(question: Question, run: Run, method: str) -> Answer:
             value=np.where(lower, bound, found.value),
             is_certified=found.is_certified | lower,
         )
-    shape = np.broadcast_shapes(question.target.shape, run.shape)
-    return map_arrays(lambda field: np.broadcast_to(field, shape), found)
+    return found
 
 
 def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarray:

@@ -187,33 +187,49 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
         wanted &= bound > _UNDERFLOW
     state = ContourSolver(question, cut, bound, order, goal, log_added)
     value, error = state.solve(wanted, backward=False)
-    if not run.is_symmetric:
-        # The other direction is integrated only where neither a sum of few nodes nor a
-        # Rényi bound shows that its answer is not larger.
-        least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
-        asked = least if question.is_epsilon else question.target
-        may_be_larger = wanted & ~state.backward_is_less
-        may_be_larger &= asked < run.largest_losses[True]
-        exchange = [getattr(loss, "nodes_exchange", False) for loss in run.losses]
-        few = least.size <= _FEW and not (unbounded and exchange == [True])
-        for by_nodes in (not few, few):
-            if not by_nodes:
-                near = np.where(may_be_larger, state.order, np.inf)
-                may_be_larger &= _may_exceed(question, run, least, near)
-            elif question.is_epsilon:
-                may_be_larger &= ~state.surely_private(may_be_larger, least)
-        if unbounded and (left := np.flatnonzero(may_be_larger)).size:
-            asked, part = question.take(left), run.take(left)
-            with bounding_few(left.size):
-                state.bound[left], order = rdp_bound(asked, part, loose=True)
-            state.order[left] = order  # the kernel's may be far from the best one
-            may_be_larger[left] = _may_exceed(asked, part, least[left], order)
-        other, other_error = state.solve(may_be_larger, backward=True, least=least)
-        value, error = _larger(value, error, other, other_error, may_be_larger)
+    may_be_larger = wanted & ~state.backward_is_less & (not run.is_symmetric)
+    if np.any(may_be_larger):
+        forward = value, error
+        value, error = _of_both_directions(question, run, state, forward, may_be_larger)
     if np.any(of_densities):
         at = state.bound, state.order
         error = error + _of_composed_profiles(question, of_densities, *at)
     return Answer(value, error, ~wanted | ~np.isfinite(value))
+
+
+def _of_both_directions(
+    question: Question,
+    run: Run,
+    state: ContourSolver,
+    forward: tuple[np.ndarray, np.ndarray],
+    may_be_larger: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The larger answer, and its error, where the backward one ``may_be_larger``.
+
+    It is integrated only where neither a sum of few nodes nor a Rényi bound shows that
+    it is not.
+    """
+    value, error = forward
+    unbounded = question.is_epsilon and question.guess is None
+    least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
+    asked = least if question.is_epsilon else question.target
+    may_be_larger &= asked < run.largest_losses[True]
+    exchange = [getattr(loss, "nodes_exchange", False) for loss in run.losses]
+    few = least.size <= _FEW and not (unbounded and exchange == [True])
+    for by_nodes in (not few, few):
+        if not by_nodes:
+            near = np.where(may_be_larger, state.order, np.inf)
+            may_be_larger &= _may_exceed(question, run, least, near)
+        elif question.is_epsilon:
+            may_be_larger &= ~state.surely_private(may_be_larger, least)
+    if unbounded and (left := np.flatnonzero(may_be_larger)).size:
+        asked, part = question.take(left), run.take(left)
+        with bounding_few(left.size):
+            state.bound[left], order = rdp_bound(asked, part, loose=True)
+        state.order[left] = order  # the kernel's may be far from the best one
+        may_be_larger[left] = _may_exceed(asked, part, least[left], order)
+    other, other_error = state.solve(may_be_larger, backward=True, least=least)
+    return _larger(value, error, other, other_error, may_be_larger)
 
 
 def _has_certified_ends(run: Run) -> bool:

@@ -112,25 +112,7 @@ def steps_of(
     loss, back, cut = map_arrays(flat, (group.loss, backward, log_cut))
     # The cut is relative to the probability of the steps that see the unit.
     cut = cut - xp.log(loss.outer_rate)
-    # By the main and the checking rule.
-    cuts = xp.minimum(xp.array([cut, cut + _CHECK_CUT]), _LEAST_CUT)
-    heights = xp.array([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
-    sign, m = 1 - 2 * backward, cut.size
-    # Both rules at once, as 2 m settings; not of mixtures, which add up their weights
-    # in another order.
-    is_mixture = type(loss).num_terms is not Nodes.num_terms
-    as_settings = loss.compiles and not is_mixture
-    if as_settings:
-        loss, back = map_arrays(lambda a: xp.concatenate([a, a]), (loss, back))
-        cuts, heights = cuts.reshape(1, -1), heights.reshape(1, -1)
-    rules = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
-    nodes = map_arrays(lambda a: xp.array(a[0, ..., :m]), rules)
-    check = map_arrays(lambda a: xp.array(a[-1, ..., -m:]), rules)
-    if as_settings:
-        # Added in the order of the moments' sums, so that rounding errors cancel.
-        nodes, check = (
-            r._replace(mass=r.weight[0].sum(axis=0)) for r in (nodes, check)
-        )
+    nodes, check = _by_both_rules(loss, back, cut, num_nodes, num_terms)
     shift = group.loss.gaussian_shift()
     begins = parts_apart = None
     if not is_near:
@@ -138,8 +120,8 @@ def steps_of(
         if group.loss.may_have_atoms:
             atoms = ((nodes.right <= 0) | (nodes.left <= 0)) & (flat(shift) <= 0)
             begins = begins | atoms
-        least, outer = xp.exp(cuts[0, : cut.size]), flat(group.loss.outer_rate)
-        parts_apart = _apart(nodes, begins, least, atoms, outer)
+        least = xp.exp(xp.minimum(cut, _LEAST_CUT))
+        parts_apart = _apart(nodes, begins, least, atoms, loss.outer_rate)
     mass = nodes.mass
     # A rule whose total is no probability, or differs from the check, becomes NaN.
     right = xp.abs(mass - 0.5) <= 0.5 + _MASS_ERROR
@@ -154,7 +136,7 @@ def steps_of(
         check,
         group.count,
         group.loss.outer_rate,
-        sign * group.loss.bulk_loss(),
+        (1 - 2 * backward) * group.loss.bulk_loss(),
         shift if has_gaussians and not (xp is np and not np.any(shift)) else None,
         group.loss.bulk_width(),
         begins,
@@ -162,6 +144,30 @@ def steps_of(
         group.loss.may_have_atoms,
         xp.where(group.count > 0, group.count * log_left, 0.0).sum(axis=0),
     )
+
+
+def _by_both_rules(
+    loss: Nodes, backward: Array, cut: Array, num_nodes: int, num_terms: int
+) -> tuple[LossNodes, LossNodes]:
+    """The nodes of (m,) settings by the main and by the checking rule."""
+    xp, m = namespace(cut, backward), cut.size
+    cuts = xp.minimum(xp.array([cut, cut + _CHECK_CUT]), _LEAST_CUT)
+    heights = xp.array([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
+    # Both rules at once, as 2 m settings; not of mixtures, which add up their weights
+    # in another order.
+    is_mixture = type(loss).num_terms is not Nodes.num_terms
+    as_settings = loss.compiles and not is_mixture
+    if as_settings:
+        loss, backward = map_arrays(lambda a: xp.concatenate([a, a]), (loss, backward))
+        cuts, heights = cuts.reshape(1, -1), heights.reshape(1, -1)
+    rules = loss.nodes(NodeRule(backward, cuts, heights, num_nodes, num_terms))
+    nodes = map_arrays(lambda a: xp.array(a[0, ..., :m]), rules)
+    check = map_arrays(lambda a: xp.array(a[-1, ..., -m:]), rules)
+    if as_settings:
+        # Added in the order of the moments' sums, so that rounding errors cancel.
+        nodes = nodes._replace(mass=nodes.weight[0].sum(axis=0))
+        check = check._replace(mass=check.weight[0].sum(axis=0))
+    return nodes, check
 
 
 def _for_each(xp: Any, c: Array, steps: Steps) -> Array:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from jaxdp_episodic.accountant._engine import (
     on_jax,
     using_choice,
 )
-from jaxdp_episodic.accountant.losses.privacy_loss import Nodes
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.methods.exact.contour import (
     FALL,
@@ -186,20 +185,10 @@ class ContourSolver:
                 continue
             question = self.question.take(index)
             found = self._pass(question, index, initial[index], effort, backward)
-            new_value, new_error, slope, used, bound, order, less = found
+            new_value, new_error, *_ = found
             if question.is_epsilon:
-                # Even a poor answer helps to place the next contour.
-                self.bound[index], self.order[index] = bound, order
-                self.backward_is_less[index] = less > 0
-                judged = judged_epsilon(new_value, new_error, slope, used)
-                if np.any(initial[index] < 0):
-                    self._bound_poor(index, new_error)
-                new_value, new_error, far[index], closer = judged
-                closer = np.fmin(closer, self.bound[index])  # NaN: nothing is known
-                initial[index] = np.maximum(closer, 0.0)
-                nothing = self.bound[index] == 0  # epsilon is 0 without a contour
-                far[index] &= ~nothing
-                new_value, new_error = np.where(nothing, 0.0, (new_value, new_error))
+                judged = self._judged(index, initial[index] < 0, found)
+                new_value, new_error, far[index], initial[index] = judged
             else:
                 # A delta this small may be due to truncation.
                 lost = new_value < self.goal[index] - CUT + CUT_MARGIN
@@ -216,15 +205,31 @@ class ContourSolver:
                 self.goal = np.where(known, value - 1.0, self.goal)
         return value, error
 
-    def _bound_poor(self, index: np.ndarray, log_error: np.ndarray) -> None:
-        """Computes the Rényi bound of epsilon where the kernel's guess failed."""
-        # The kernel's own bound is at orders below `contour.largest_center`, and may be
-        # far too large.
-        poor = index[~(log_error < USELESS) & (self.bound[index] > 0)]
-        if poor.size:
+    def _judged(
+        self, index: np.ndarray, are_first: np.ndarray, found: tuple[np.ndarray, ...]
+    ) -> tuple[np.ndarray, ...]:
+        """Epsilons of a pass, errors, whether contours lay too far, the next epsilons.
+
+        Keeps the Rényi bounds of the pass; ``are_first``: of contours by a first guess.
+        """
+        value, log_error, slope, used, bound, order, less = found
+        self.bound[index], self.order[index] = bound, order
+        self.backward_is_less[index] = less > 0
+        # The bound of a first guess that failed is at orders below
+        # `contour.largest_center`, and may be far too large.
+        failed = np.any(are_first) & ~(log_error < USELESS) & (bound > 0)
+        if np.any(failed):
+            poor = index[failed]
             asked = self.question.take(poor), self.run.take(poor)
             with bounding_few(poor.size):
                 self.bound[poor], self.order[poor] = rdp_bound(*asked, loose=True)
+        value, error, far, closer = judged_epsilon(value, log_error, slope, used)
+        # Even a poor answer helps to place the next contour. NaN: nothing is known.
+        bound = self.bound[index]
+        closer = np.maximum(np.fmin(closer, bound), 0.0)
+        nothing = bound == 0  # epsilon is 0 without a contour
+        value, error = np.where(nothing, 0.0, (value, error))
+        return value, error, far & ~nothing, closer
 
     def _pass(
         self,
@@ -255,7 +260,7 @@ class ContourSolver:
         groups = part.groups()
         self.is_far[index] |= _have_far_losses(groups, arrays[4])
         kinds = question.is_epsilon, self.is_far[index]
-        value, error, *rest = _by_terms(arrays, part, groups, effort, *kinds)
+        value, error, *rest = _by_terms(arrays, groups, effort, *kinds)
         with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
             if not question.is_epsilon:
                 value = np.logaddexp(value, added)
@@ -268,16 +273,15 @@ class ContourSolver:
 
 def _by_terms(
     arrays: tuple[np.ndarray, ...],
-    run: Run,
     groups: tuple[Group, ...],
     effort: Pass,
     is_epsilon: bool,
     is_far: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
     """`one_pass` over chunks of settings with about equally many mixture terms."""
-    terms = np.ones(arrays[0].shape)
-    for loss in run.losses:
-        terms = np.maximum(terms, cast(Nodes, loss).num_terms)
+    terms, losses = np.ones(arrays[0].shape), [group.loss for group in groups]
+    for loss in losses:
+        terms = np.maximum(terms, loss.num_terms.max(axis=0))
     kinds = tuple((type(g.loss).__name__, len(g.count)) for g in groups)
     gaussians = tuple(bool(np.any(g.loss.gaussian_shift() > 0)) for g in groups)
     # Sorted, as the sums of a chunk are as long as its longest one.
@@ -290,7 +294,7 @@ def _by_terms(
             continue
         kernel = KERNEL._replace(what=(kinds, gaussians, length, far))
         few = effort.loss_nodes > _MOST_LOSS_NODES or (far and some.size <= _FEW_FAR)
-        engine = "numpy" if few else choose_engine(some.size, kernel, run.losses)
+        engine = "numpy" if few else choose_engine(some.size, kernel, losses)
         on_chunk = functools.partial(
             _on_chunk, effort, is_epsilon, int(length), gaussians, not far
         )

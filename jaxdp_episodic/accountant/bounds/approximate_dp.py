@@ -40,7 +40,7 @@ _MOST_MULTIPLICITIES = 100_000
 def amplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
     """Returns ``log(1 + rate (e^epsilon - 1))``, without cancellation or overflow.
 
-    ``rate``, in [0, 1], is the probability that the differing unit is drawn. *Exact*,
+    ``rate``, in [0, 1], is the probability that the differing unit is sampled. *Exact*,
     rounded up by a few ulp; ``inf`` stays ``inf`` unless the rate is 0. For small
     epsilon it is about ``rate * epsilon``. (The lecture from which this formula is
     often copied has ``e^epsilon + 1`` in its approximation, a misprint.)
@@ -155,9 +155,9 @@ def delta_with_replacement_subsampled(
     epsilon: Any,
     group_profile: GroupProfile | None = None,
 ) -> Any:
-    """Returns the profile of a mechanism on m draws with replacement.
+    """Returns the profile of a mechanism on m samples with replacement.
 
-    A unit that is drawn k times makes k units of the sample differ. With ``r = 1 - (1 -
+    A unit sampled k times makes k units of the sample differ. With ``r = 1 - (1 -
     1/n)^m`` and ``delta_k`` the profile when k units are replaced,
 
         delta'(eps') = sum_{k=1..m} C(m,k) (1/n)^k (1 - 1/n)^{m-k} delta_k(eps).

@@ -69,7 +69,7 @@ def contraction_factors(
         strong_convexity=strong_convexity,
     )
     if np.any(m > beta):
-        raise ValueError("strong_convexity must be at most smoothness")
+        raise ValueError(f"strong_convexity must be <= smoothness, got {m} and {beta}")
     if np.any(eta * beta > 2):
         raise ValueError(
             f"learning_rates must be at most 2 / smoothness, got {eta.max():g} with "

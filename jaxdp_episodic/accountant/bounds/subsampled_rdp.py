@@ -56,9 +56,9 @@ def rdp_poisson_subsampled(
     the mechanisms with `Mechanism.swaps_neighbours`.
 
     Assumes: the curve bounds the RDP of one release, in both directions, when one
-    clipped contribution is *added or removed*; each contribution is drawn
-    independently, freshly and in secret in every step, and the drawn units
-    contribute whether or not the protected one is drawn (locality).
+    clipped contribution is *added or removed*; each contribution is sampled
+    independently, freshly and in secret in every step, and the other sampled units
+    contribute whether or not the protected one is sampled (locality).
 
     The ``bound`` is "general" (c = 3), "tight" (c = 1) or "lower" (c = 1 for any
     mechanism). No valid bound is below "lower" if a single neighbouring pair attains
@@ -124,12 +124,12 @@ def rdp_without_replacement_subsampled(
     *replaced* by another. For additive noise this is twice the clip norm: Gaussian
     noise of ``sigma`` times the clip norm is ``Gaussian(sigma / 2)`` here. The result
     holds for ``replace_one``, and for ``add_remove`` if another unit takes the removed
-    unit's place in the sample. Sets of one size are drawn uniformly, fresh and secret
+    unit's place in the sample. Sets of one size are sampled uniformly, fresh and secret
     in every step.
 
     ``sampling_rate`` is the size of the sample over the population, times the rates of
     the levels below the clipped contribution. ``outer_rate`` is the probability that
-    the levels above the draw include the unit.
+    the levels above include the unit.
 
     Returns:
       An *upper bound*. 0 at rate 0, the curve at rate 1.

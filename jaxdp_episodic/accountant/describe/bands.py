@@ -116,14 +116,14 @@ def in_group(
         return design  # it states the probability, or epoch, within a group
     if relation == "add_remove":
         raise NotImplementedError(
-            f"bands by level {level!r}, drawn without replacement, under add_remove: "
+            f"bands by level {level!r}, sampled without replacement, under add_remove: "
             "the sizes of groups are private and have no public lower bound; covered: "
             "a Poisson scheme or RandomAllocation there, zero_out and replace_one"
         )
     if scheme.population is None:
         raise ValueError(
-            f"bands by level {level!r} need its population, the number of units that "
-            "are shared out among the groups, got None"
+            f"bands by level {level!r} need its population, the number of units to be "
+            "divided among the groups, got None"
         )
     # If count does not divide the population, groups differ in size by one.
     exact = scheme.population_is_exact and not (
@@ -146,8 +146,8 @@ def _part(number: Any, count: int, level: str, least: Any) -> Any:
         return part  # checked once the numbers are known
     if np.any(np.less(part, least)):
         raise ValueError(
-            f"bands must leave every group as many units of level {level!r} as a draw "
-            f"takes, {np.max(least)}, got {count} groups of {np.min(number)}: the "
+            f"bands must leave every group as many units of level {level!r} as a step "
+            f"samples, {np.max(least)}, got {count} groups of {np.min(number)}: the "
             f"smallest has {np.min(part)}"
         )
     return part

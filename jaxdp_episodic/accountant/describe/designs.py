@@ -138,7 +138,7 @@ class GroupedClasses(Design):
             np.less(classes.size, self.ways)
         ):
             raise ValueError(
-                "classes must draw at least `ways` classes to form an episode; "
+                "classes must sample at least `ways` classes to form an episode; "
                 f"got size={classes.size!r}, ways={self.ways!r}"
             )
 

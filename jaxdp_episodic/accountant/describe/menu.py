@@ -472,7 +472,7 @@ def _check_option(what: str, option: Any, kind: type) -> None:
     counts = option.counts if isinstance(option, ComposedSteps) else (1,)
     if isinstance(option, Menu):
         if any(option.taken.values()):
-            raise ValueError(f"{what} is a run with charges: give it without any")
+            raise ValueError(f"{what} must be a run without charges, got one with some")
         return  # its own parts were checked when it was made
     for part, count in zip(parts_of(option), counts, strict=True):
         if isinstance(part, Release):
@@ -489,7 +489,7 @@ def _check_option(what: str, option: Any, kind: type) -> None:
         if not alone and np.any(np.mod(count, part.cycle)):
             raise NotImplementedError(
                 f"{what} has {count} steps, but epochs of {part.cycle}: the steps of "
-                "an epoch depend on one another through the secret draw, so that only "
+                "an epoch depend on one another through the secret allocation, so only "
                 f"whole epochs can be options: compose((step, {part.cycle}))"
             )
 

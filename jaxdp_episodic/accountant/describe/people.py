@@ -141,7 +141,7 @@ def check_people(
     if is_grouped and sampling.classes is not None:
         raise NotImplementedError(
             f"privacy_unit={privacy_unit!r} with GroupedClasses(classes=...) has no "
-            "theorem here: a drawn class affects how others are grouped; covered: "
+            "theorem here: a sampled class affects how others are grouped; covered: "
             "GroupedClasses(episodes=...)"
         )
     if isinstance(sampling, PeopleBlocks) and population is not None:

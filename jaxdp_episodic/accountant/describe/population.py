@@ -216,8 +216,8 @@ def _checked_counts(counts: Any) -> tuple[np.ndarray, ...]:
                 f"{name} must have shape ({num_units},), one entry for each unit of "
                 f"level {level}, got {array.shape}"
             )
-        if array.sum(dtype=np.float64) > _MAX_UNITS:
-            raise ValueError(f"{name} must sum to at most 2**53")
+        if (total := array.sum(dtype=np.float64)) > _MAX_UNITS:
+            raise ValueError(f"{name} must sum to at most 2**53, got {total:g}")
         array.setflags(write=False)
         checked.append(array)
         num_units = int(array.sum())

@@ -172,7 +172,7 @@ def max_contributions(
     for level in range(unit_level, clip_level):
         children = _most_children_drawn(sampling.levels[level], population, level)
         if np.any(bound * children.astype(np.float64) > 2**53):
-            raise ValueError("the number of contributions of one unit exceeds 2**53")
+            raise ValueError("one unit must make at most 2**53 contributions, got more")
         bound = np.asarray(bound * children)
     return bound[()]
 
@@ -241,8 +241,8 @@ def _most_children_drawn(
     elif bound is None:
         raise ValueError(
             f"level {scheme.name!r}: population must be a public upper bound on the "
-            "number of them in one protected unit, because each is clipped by itself; "
-            "got None"
+            "number of its units in one protected unit, because each of them is "
+            "clipped; got None"
         )
     bound = np.asarray(bound, np.int64)
     if population is not None:

@@ -399,7 +399,7 @@ def _check_composable(steps: tuple[GaussianStep | Release, ...]) -> None:
     one_protection("composed steps", steps)
     trees = [step.population for step in gaussian if step.population is not None]
     if any(tree is not trees[0] and tree != trees[0] for tree in trees[1:]):
-        raise ValueError("composed steps must have one and the same population")
+        raise ValueError("composed steps must have the same population, got others")
     depths = {
         # The episodes of grouped classes are no level of the tree.
         step.path_rates.num_levels - isinstance(step.design, GroupedClasses)
@@ -506,5 +506,5 @@ def _refuse_small_units(
         raise ValueError(
             f"level {names[level]!r}: size must be at most the population, got "
             f"size={draw[first]} of {group[first]}{where}; "
-            "with small_units='keep' the step draws all children of such a unit"
+            "with small_units='keep' the step samples all children of such a unit"
         )

@@ -275,7 +275,7 @@ def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
     described = _event(drawn, noise, relation, num_examples)
     if described != event:
         raise ValueError(
-            "dp_event must describe what batch_selection_strategy draws, "
+            "dp_event must describe what batch_selection_strategy samples, "
             f"{described!r}, got {event!r}"
         )
     event = _event(drawn, norms * noise, relation, num_examples)
@@ -317,7 +317,7 @@ def _event(
     if name not in _STRATEGIES:
         raise NotImplementedError(
             f"{name} is not covered; covered: {', '.join(_STRATEGIES)}, and {USERS} of "
-            "those that draw users independently"
+            "those that sample users independently"
         )
     refuse_unknown(strategy, _STRATEGIES[name])
     size = num_examples
@@ -425,9 +425,9 @@ def _base_strategy(strategy: Any) -> Any:
     if cut or type(base).__name__ in _FIXED_SIZE:
         how = " with truncated_batch_size" if cut else ""
         raise NotImplementedError(
-            f"{USERS} of {type(base).__name__}{how} is not covered: a user's examples "
-            "are taken in cycles and reveal the user's earlier draws, and so who took "
-            "the other places; covered: strategies that draw each user independently"
+            f"{USERS} of {type(base).__name__}{how} is not covered: a user's examples, "
+            "taken in cycles, reveal how often the user, and so others, were sampled "
+            "before; covered: strategies that sample each user independently"
         )
     return base
 

@@ -102,7 +102,7 @@ class _HistoryAccountant(_accountants.IAccountant):
                 )
             if optimizer.accumulated_iterations != 1:
                 raise ValueError(
-                    "accumulated_iterations must be 1, one draw per step (use opacus' "
+                    "accumulated_iterations must be 1, one sample a step (use opacus' "
                     "BatchMemoryManager for large batches), got "
                     f"{optimizer.accumulated_iterations}"
                 )
@@ -185,7 +185,7 @@ class StepAccountant(_HistoryAccountant):
         if sample_rate != self._told_rate:
             raise ValueError(
                 f"sample_rate must be {self._told_rate!r}, 1 over the length of the "
-                f"loader whose draws are accounted, got {sample_rate!r}"
+                f"loader whose sampling is accounted, got {sample_rate!r}"
             )
         super().step(noise_multiplier=noise_multiplier, sample_rate=sample_rate)
 

@@ -49,7 +49,7 @@ class AdaptiveBudget:
     and held-out data), each part may have its own `AdaptiveRun`, whose options use this
     part only. For a unit of one part, the releases about the other parts are functions
     of public facts and earlier releases. So the guarantee is the largest of the runs'
-    epsilons, not their composition. Persons may be in several parts: put all options
+    epsilons, not their composition. People may be in several parts: put all options
     into one run.
 
     Args:

@@ -95,7 +95,7 @@ def choose_bands(
 ) -> BandChoices:
     """Returns the noise of each number of bands at one privacy target; see `Bands`.
 
-    Each candidate draws as many units a step as ``step`` does: with b bands a Poisson
+    Each candidate samples as many units a step as ``step`` does: with b bands a Poisson
     probability of the grouped level is b times as large, and an epoch b times as short.
     Candidates with too small groups are left out. Only public numbers are used. The
     noise of every row meets the target; which row trains best is an *estimate*, since

@@ -315,13 +315,13 @@ def calibrate_noise_multiplier(
     Returns:
       float64 of the broadcast shape: a noise multiplier that was checked to meet the
       target, within ``tolerance`` of the smallest one. 0 if nothing is sampled or
-      ``num_steps`` is 0; ``inf`` if a noise multiplier of 1e18 is not enough. The
-      tolerance is exceeded in three cases: at target epsilons above 50 with so little
-      noise that "exact" and "pld" take seconds, by up to a half, as the Rényi bound is
-      used; by at most 1e-2 where epsilon jumps (at noise 0.1, below which random
-      allocation has a looser bound) or falls steeply (to 0 at a large delta); and if
-      2e-17 times the target exceeds the tolerance, by that much, at most 0.1. A warning
-      is issued if the noise is below 1e-3.
+      ``num_steps`` is 0; ``inf`` if a noise multiplier of 1e18 is not enough. The noise
+      is larger in three cases. At target epsilons above 50 with so little noise that
+      "exact" and "pld" take seconds, the Rényi bound is used: up to a half larger.
+      Where epsilon jumps (at noise 0.1, below which random allocation has a looser
+      bound) or falls steeply (to 0 at a large delta): at most 1e-2 larger. If 2e-17
+      times the target exceeds the tolerance: by that much, at most 0.1. A warning is
+      issued if the noise is below 1e-3.
     """
     check_method(method)
     _check_is(step, GaussianStep, LaplaceRelease)

@@ -277,7 +277,7 @@ def person_stages(step: GaussianStep) -> tuple[Stage, ...]:
         if most > _MOST_LISTED:
             raise NotImplementedError(
                 f"people.{name} must be at most {_MOST_LISTED:,} if as many can be "
-                f"drawn, got {most:,.0f}"
+                f"sampled, got {most:,.0f}"
             )
         if draw is not None and group is not None:
             # A parent with fewer children than a draw takes has all of them drawn, so

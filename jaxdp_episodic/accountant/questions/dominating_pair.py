@@ -388,7 +388,7 @@ def shared_epoch(
         return step, int(np.asarray(scheme.steps_per_epoch)) * looks
     if step.privacy_unit in OWNED or not _units_of(step).is_whole:
         raise NotImplementedError(
-            f"{looks} looks at the same bins of an epoch have no theorem with "
+            f"{looks} uses of the same allocation of an epoch have no theorem with "
             f"privacy_unit={step.privacy_unit!r} under {step.neighboring_relation}; "
             "covered: add_remove and zero_out of what is allocated"
         )

@@ -124,8 +124,8 @@ def epsilon_and_gradient(
       equal to the population);
     * epsilon is 0 and delta is attained there.
 
-    It is 0 if epsilon 0 needs less than delta. At a kink itself it is a one-sided
-    derivative, or a value between both.
+    It is 0 if epsilon is 0 and needs less than delta. At a kink itself it is a
+    one-sided derivative, or a value between both.
 
     Args:
       step: the step, or a run made by `compose`.

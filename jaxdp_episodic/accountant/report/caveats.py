@@ -62,8 +62,8 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         (
             kinds,
             f"Locality: the clipped contribution of each {clipped} depends only on "
-            "its own drawn content, the current model, public data and fresh "
-            "randomness. Where examples interact (support and query, a softmax over "
+            "its own sampled content, the current model, public data and fresh "
+            "randomness. If examples interact (support and query, a softmax over "
             "classes, batch statistics), they are in one clip unit.",
         ),
         (
@@ -79,9 +79,9 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         ),
         (
             not in_blocks,
-            f"Public lists: the units above the level {above!r} are public. An "
-            f"emptied one stays listed{', is drawn at the same rate' if kinds else ''} "
-            "and contributes zero.",
+            f"Public lists: the units above the level {above!r} are on a public list. "
+            f"An emptied one stays on it{', sampled at the same rate' if kinds else ''}"
+            ", and contributes zero.",
         ),
         (
             not in_blocks and not is_person,
@@ -99,12 +99,12 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
             unit == ORIGINAL,
             f"Copies: every {last!r} belongs to one original, and no original has "
             f"more than {bounds}. Which examples are copies of one another is public; "
-            "all of them come, go or change together. An epsilon of one copy alone "
+            "all are added, removed or changed together. An epsilon of one copy alone "
             "protects nobody.",
         ),
         (
             is_bounded and in_blocks,
-            "Draws within blocks: each episode draws classes and examples again "
+            "Sampling within blocks: each episode samples classes and examples again "
             "among public slots, filled or not, without looking at their content.",
         ),
         (
@@ -120,7 +120,7 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         ),
         (
             kinds and not in_epochs,
-            "Fresh draws: every step samples again, and its draws stay secret. Draws "
+            "Fresh samples: every step samples again, and in secret. Samples "
             "that are kept for an epoch need another accounting.",
         ),
         (
@@ -132,20 +132,20 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         ),
         (
             Poisson in kinds,
-            "Poisson sampling: all drawn units are processed, without a cap, and an "
-            "empty draw still releases noise.",
+            "Poisson sampling: all sampled units are processed, without a limit on "
+            "their number, and an empty sample still releases noise.",
         ),
         (
             RandomAllocation in kinds,
-            "Sums of bins: a step releases the sum over its bin, possibly divided by "
-            "a constant, never by the realised number; an empty bin still releases "
-            "noise.",
+            "Sums: a step releases the sum over the units that are assigned to it, "
+            "possibly divided by a constant, never by their actual number; a step "
+            "without units still releases noise.",
         ),
         (
             bands is not None,
             f"Groups: every {bands and bands.level!r} is in one of "
             f"{bands and bands.count} groups for the whole run, by {rule} or at "
-            "random, not by its content or by other units. Steps draw from the groups "
+            "random, not by its content or by other units. Steps use the groups "
             "in turn, by the number of charged steps, including steps given up. All "
             "have one noise multiplier, and their number is fixed in advance: a run "
             "that stops because of its releases is charged its whole plan. No file "
@@ -153,7 +153,7 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         ),
         (
             any(isinstance(design, GroupedClasses) for design in designs),
-            "Grouping: the partition of classes into episodes is drawn again in "
+            "Grouping: the partition of classes into episodes is formed again in "
             f"every {'epoch' if in_epochs else 'step'}, without looking at the data.",
         ),
         (
@@ -164,14 +164,14 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         (
             relation == "zero_out",
             f"Slots: the number of slots for {slots!r} is public. "
-            f"{'All slots are drawn alike, filled or not. ' if kinds else ''}A "
+            f"{'All slots are sampled alike, filled or not. ' if kinds else ''}A "
             "contribution with an empty slot in it is 0 as a whole; masking the empty "
             "slot is not enough. An epsilon at another level needs the same for its "
             "own slots.",
         ),
         (
             relation == "add_remove" and WithoutReplacement in kinds,
-            "Sizes: where children are drawn without replacement, their number is "
+            "Sizes: where children are sampled without replacement, their number is "
             "that in the larger of two neighbouring data sets or a lower bound on it, "
             "and no unit is left out because of its size.",
         ),

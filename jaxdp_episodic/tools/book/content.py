@@ -85,7 +85,7 @@ class GdpPrices:
             left = dataclasses.asdict(self.budget.left(before))
             raise BookExhaustedError(
                 f"the run costs {in_words(price)}, but the book has {in_words(left)} "
-                "left: nothing was charged, nothing was drawn"
+                "left: nothing was charged or sampled"
             )
 
     def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
@@ -159,7 +159,7 @@ class MenuPrices:
             self._after([*paid, price])
         except ValueError as error:
             raise BookExhaustedError(
-                f"{error}: nothing was charged, nothing was drawn"
+                f"{error}: nothing was charged or sampled"
             ) from None
 
     def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:

@@ -266,7 +266,7 @@ def plan_around(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, An
             most = max(int(everyone or ways) // ways, 1)
     if examples is None:
         raise ValueError(
-            "step.sampling must draw episodes of classes, or tasks and their examples, "
+            "step.sampling must be of episodes of classes, or of tasks with examples, "
             "for a plan around this config; write a plan's file (docs/plan.md)"
         )
     steps = config.num_steps or STEPS

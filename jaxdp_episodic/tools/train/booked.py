@@ -93,7 +93,7 @@ def refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
             )
         raise ValueError(
             f"book must be left out: the run in {folder} began without one, and a run "
-            "pays before its first draw"
+            "pays before it samples anything"
         )
     if not is_booked and receipt is not None:
         if resume or receipt.has_paid:

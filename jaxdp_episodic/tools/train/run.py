@@ -239,9 +239,9 @@ def run_training(
       base: folder that paths in the config are relative to.
       console: shows progress; None: standard error.
       features: a fixed function of your own in place of the config's ``features``.
-      book: the book that the run is charged to before its first draw. A run that has
-        paid does not pay again, and is resumed with the same book. Or the search that
-        the run belongs to, which pays for all of its runs.
+      book: the book that the run is charged to before it samples anything. A run that
+        has paid does not pay again, and is resumed with the same book. Or the search
+        that the run belongs to, which pays for all of its runs.
       rule: a function of your own, for a config with ``adaptive`` that names none; see
         `Released`.
       model: your own, in place of the config's: a module of flax's nnx or linen, or a

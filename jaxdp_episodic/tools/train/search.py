@@ -79,7 +79,7 @@ def run_search(
     if all_processes().count > 1:
         raise NotImplementedError(
             f"a search must run in one process, got {all_processes().count}: every "
-            "process would draw another search"
+            "process would choose other runs"
         )
     console = console or standard_error()
     with run_files.locked(folder):
@@ -160,7 +160,7 @@ def _resumed(search: Search, folder: Path, book: str | None) -> dict[str, Any]:
         raise ValueError(f"{folder / STATE}: damaged: {error}") from None
     if state.get("version") != _VERSION or state["search"] != _described(search):
         raise ValueError(
-            f"{folder} holds another search: the file has changed since it was drawn"
+            f"{folder} holds another search: the file has changed since it began"
         )
     if (began := state.get("book")) != book:
         with_it = "without one" if began is None else f"with {began[:12]}…"

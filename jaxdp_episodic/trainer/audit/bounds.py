@@ -44,7 +44,7 @@ class EpsilonBound(NamedTuple):
       threshold: the event is a score above it (forward) or below it (backward).
       hits: number of events on the side where it is more probable.
       false_hits: number of events on the other side.
-      num_draws: draws on each side.
+      num_draws: runs on each side.
     """
 
     epsilon: float
@@ -241,9 +241,9 @@ def one_run_p_value(
 ) -> float:
     """Returns the probability of so many correct guesses under (epsilon, delta)-DP.
 
-    Each of m canaries is included by a fair coin of its own. From the output of one run
-    an attacker guesses at most r of the coins, v of them correctly. With ``W ~
-    Binomial(r, e^epsilon / (1 + e^epsilon))``,
+    Each of m canaries is included with probability 1/2, independently. From the output
+    of one run an attacker guesses for at most r canaries, for v of them correctly. With
+    ``W ~ Binomial(r, e^epsilon / (1 + e^epsilon))``,
 
         P(v or more right) <= P(W >= v) + 2 m delta max_i P(v > W >= v - i) / i,
 
@@ -328,8 +328,8 @@ def best_guesses(
     the best one may be chosen (Bonferroni). Half of the guesses are "in", half "out".
 
     Args:
-      scores: (m,) one for each canary, computed without its coin; large means in.
-      is_in: (m,) bool, the coins.
+      scores: (m,) one for each canary, computed without ``is_in``; large means in.
+      is_in: (m,) bool, whether each canary was included.
       delta: in [0, 1).
       confidence: of the result.
       fractions: shares of the canaries that are guessed, fixed in advance.

@@ -144,7 +144,7 @@ def audit_release(
     """Calls a mechanism many times with and without a unit; bounds epsilon from below.
 
     It uses no knowledge of the mechanism, so it finds errors of code: too little noise,
-    no clipping, a unit drawn too often. Several deltas are tested; their bounds hold
+    no clipping, a unit sampled too often. Several deltas are tested; their bounds hold
     together. The first calls choose the events and, if none is given, the score (the
     direction in which the means differ); the other calls are counted.
 
@@ -212,8 +212,8 @@ class World(NamedTuple):
     """One of two neighbouring data sets, as its sampler and its contributions.
 
     Attributes:
-      sampler: draws from its data.
-      contribute: returns what each drawn clip unit adds to the sum.
+      sampler: samples from its data.
+      contribute: returns what each sampled clip unit adds to the sum.
     """
 
     sampler: EpisodeSampler
@@ -258,26 +258,26 @@ def audit_mechanism(
     seed: int = 0,
     on_draws: Callable[[int], None] | None = None,
 ) -> ReleaseAudit:
-    """Plays the audit game of a described run; bounds its epsilon from below.
+    """Simulates a described run with and without a unit; bounds epsilon from below.
 
     A clip unit that holds the protected unit contributes +1 clip norm. Without the unit
     it holds the unit's replacement and contributes -1 (``replace_one``), or is null
-    (``zero_out``), or is drawn from data without the unit (``add_remove``). Other clip
-    units contribute ``others``: if that is negative, a unit that was drawn instead of
-    the protected one shows that.
+    (``zero_out``), or is sampled from data without the unit (``add_remove``). Other
+    clip units contribute ``others``: if that is negative, a unit that was sampled
+    instead of the protected one shows that.
 
     Args:
       step: one setting, all fields scalars, with noise; or a composed run.
-      num_steps: of the run, at most a few, as each is drawn; None for a composed run.
-      data: the data to draw from. None: a made-up table, as small as the step allows.
+      num_steps: of the run, at most a few; None for a composed run.
+      data: the data to sample from. None: a generated table, as small as possible.
       unit: place of the protected unit in its level; of a person, in the list of
         people. With a `Population` choose a unit in the smallest groups.
       others: in [-1, 1]; for clip units of a public list only those that could hold the
-        unit contribute. None: -1 or 0, whichever the first draws favour.
+        unit contribute. None: -1 or 0, whichever the first runs favour.
       deltas: at which the claim is tested; all bounds hold together.
       num_draws: runs with the unit, and as many without, at least 100.
       confidence: of all bounds together, in [0.5, 1).
-      seed: of the draws and of the noise.
+      seed: of the sampling and of the noise.
       on_draws: called now and then with the number of new runs, out of `total_draws`.
 
     Returns:
@@ -287,7 +287,7 @@ def audit_mechanism(
       TypeError: an argument of the wrong type.
       ValueError: a number out of range, arrays in the step, no noise, or data that do
         not fit.
-      NotImplementedError: a step for which no table can be made up: give ``data``.
+      NotImplementedError: a step for which no table can be generated: give ``data``.
     """
     steps = _checked_parts(step, num_steps)
     claimed = claimed_epsilons(cast("Any", step), num_steps, deltas)
@@ -323,7 +323,7 @@ def audit_worlds(
     seed: int = 0,
     on_draws: Callable[[int], None] | None = None,
 ) -> ReleaseAudit:
-    """Plays the game of two neighbouring data sets with any contributions.
+    """Simulates two neighbouring data sets with any contributions; bounds epsilon.
 
     The first runs choose the events and the score, the likelihood ratio of the mixtures
     of Gaussians around their sums; the other runs are counted. Arguments and errors are

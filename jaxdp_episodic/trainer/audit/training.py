@@ -280,7 +280,7 @@ def audit_steps(
 ) -> ReleaseAudit:
     """Audits a single step of the trainer, by the steps of two runs with one canary.
 
-    Every step has a new draw, and a gradient canary's contribution does not depend on
+    Every step has a new sample, and a gradient canary's contribution does not depend on
     the parameters. So the steps of a run on data with the canary, and of one without,
     are independent samples of the step's mechanism. This tests the whole of
     `Trainer.step`: sampler, blocks, clipping, noise, keys. For sampling in epochs a
@@ -539,7 +539,7 @@ def audit_statistics(
 ) -> ReleaseAudit:
     """Audits all private statistics of a run together, with one canary, many times.
 
-    They are released with the run's noise from a made-up table of a few classes, each
+    They are released with the run's noise from a generated table of a few classes, each
     as large as the data's largest: a unit's effect on a sum does not depend on other
     units. The canary changes every sum about as much as any unit can; the attacker adds
     up the likelihood ratios. Each statistic is computed from the initial state.

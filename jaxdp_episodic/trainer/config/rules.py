@@ -52,7 +52,7 @@ class Released(NamedTuple):
       params: the parameters as they would be released now.
       scores: noisy scores, in order, without those given up.
       taken: how often each option was charged, by name.
-      left: how often each option could still be taken, if no other is.
+      left: how often each option may still be used, if no other is.
       last: the last option; None before the first.
     """
 

@@ -182,14 +182,14 @@ class TrainingConfig(CheckedSpec):
 
     Attributes:
       data: where the examples come from.
-      step: how episodes are drawn, what is clipped and who is protected. It has no
+      step: how episodes are sampled, what is clipped and who is protected. It has no
         noise multiplier if ``num_steps`` is given.
       epsilon: the target, > 0; ``inf`` trains without noise.
       delta: the target, in (0, 1).
       num_steps: steps of the run, for which the noise is calibrated. None: as many as
         the step's own noise permits.
       people: bounds of what one person owns, if people are protected.
-      learner: what an episode teaches, and how.
+      learner: the loss of an episode, and how queries are predicted.
       model: the network; None for private statistics alone, as for the next two; may be
         None for "bayes", which then takes the features as they are.
       features: fixed features instead of the examples' own.

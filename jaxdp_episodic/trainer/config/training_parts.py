@@ -312,9 +312,9 @@ class ClippingConfig(CheckedSpec):
       count_noise: r: the count has r times the gradient's noise multiplier. Together
         with the count, the gradient needs sqrt(1 + 1 / (4 r^2)) times the noise: 0.12 %
         more for 10. In [0.3, 500]: below, the gradient's noise would be twice as large;
-        above, too few steps of the integer grid were left for the count (60 at 500).
-      minimum: least C. None: 1/1,000 of the first.
-      maximum: greatest C. None: 1,000 times the first.
+        above, too few grid steps would be left for the count (60 at 500).
+      minimum: smallest C. None: 1/1,000 of the first.
+      maximum: largest C. None: 1,000 times the first.
 
     Reference:
       Andrew, Thakkar, McMahan, Ramaswamy (2021). Differentially private learning with

@@ -71,8 +71,8 @@ class StartConfig(CheckedSpec):
         pairs in all classes that they share are one contribution.
       num_people: public number of people, or of slots for them; needed under zero_out
         if people are paired.
-      dimensions: most directions that are kept; None: all. Keep all if there are few
-        classes or much noise.
+      dimensions: largest number of directions that are kept; None: all. Keep all if
+        there are few classes or much noise.
       pooled: of "mixed", as the rest: share in (0, 1) of what all tasks have in common;
         the pairs of examples of a task have the rest.
       powers: number of powers of each feature in the common line; see `MixedModel`.

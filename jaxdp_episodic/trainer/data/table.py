@@ -21,7 +21,7 @@ from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
 class ExampleTable:
     """Arrays of examples, and the tree of units that contain them.
 
-    Row ``i`` is the i-th example of ``population`` in depth-first order. Draws refer
+    Row ``i`` is the i-th example of ``population`` in depth-first order. Samples refer
     to examples by this index. Create tables with `from_records`.
 
     Attributes:

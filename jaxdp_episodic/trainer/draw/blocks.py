@@ -203,7 +203,7 @@ def _levels(design: PeopleBlocks) -> tuple[WithoutReplacement, WithoutReplacemen
     drawn = [level for level in levels if isinstance(level, WithoutReplacement)]
     if len(levels) != 2 or len(drawn) != 2:
         raise NotImplementedError(
-            "PeopleBlocks can be drawn only if its sampling is WithoutReplacement of "
+            "the sampler of PeopleBlocks supports only WithoutReplacement of "
             "classes and then of examples (others can be accounted); got "
             f"{design.sampling!r}"
         )

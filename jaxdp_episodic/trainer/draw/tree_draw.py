@@ -249,7 +249,7 @@ def make_level(
         return Level(scheme, counts, starts, counts, has_slots=False)
     if scheme.population is None:
         raise ValueError(
-            f"level {scheme.name!r}: population (the public number of slots to draw "
+            f"level {scheme.name!r}: population (the public number of slots to sample "
             "from) must be given under zero_out, got None"
         )
     slots, most = int(np.asarray(scheme.population)), int(counts.max(initial=0))

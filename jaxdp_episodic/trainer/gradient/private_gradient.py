@@ -425,7 +425,7 @@ def _zeros_of(params: Any, sum_dtype: Any, xp: Any) -> Totals:
 
 def _check_blocks(blocks: Sequence[Any], num_devices: int) -> None:
     if not blocks:
-        raise ValueError("blocks must not be empty: an empty draw is a masked block")
+        raise ValueError("blocks must not be empty: an empty sample is a masked block")
     for block in blocks:
         rows = len(block.unit_mask)
         if rows == 0 or rows % num_devices:

@@ -322,7 +322,7 @@ def contribution_loss(
         )
     if slot_shape[-1] <= shots:
         raise ValueError(
-            "shots must be less than the examples drawn (some must be queries), "
+            "shots must be less than the sampled examples (some must be queries), "
             f"got shots={shots} of {slot_shape[-1]}"
         )
     _check_ways(learner, slot_shape)
@@ -368,7 +368,7 @@ def _check_ways(learner: Learner, slot_shape: tuple[int, ...]) -> None:
     ways = None if learner.is_regression else getattr(learner, "ways", None)
     if ways is not None and ways != slot_shape[-2]:
         raise ValueError(
-            "ways must be the number of classes in a drawn episode, "
+            "ways must be the number of classes in a sampled episode, "
             f"{slot_shape[-2]}, got a {type(learner).__name__} with ways={ways}"
         )
 

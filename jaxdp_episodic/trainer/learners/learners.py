@@ -58,9 +58,9 @@ class ProtoNet:
         to norm 1.
       temperature: factor > 0 of the logits, which are negative distances, or cosines.
       resplits: train on every example as support. The loss is the mean over all
-        rotations of a class's examples, in drawn order, through support and query. Each
-        drawn example is used several times, within its clip unit. Requires the layout
-        of `classification_episode`.
+        rotations of a class's examples, in sampled order, through support and query.
+        Each sampled example is used several times, within its clip unit. Requires the
+        layout of `classification_episode`.
     """
 
     apply: Apply

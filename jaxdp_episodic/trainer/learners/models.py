@@ -410,8 +410,8 @@ def refuse_shared_state(module: nnx.Module) -> None:
         owners = {path[:depth] for depth in range(len(path))}
         if isinstance(variable, nnx.RngState) and not owners & quiet:
             raise ValueError(
-                f"module must not draw random numbers, got {name}: one draw would be "
-                "used forever; leave out Dropout, or turn it off with module.eval()"
+                f"module must not use random numbers, got {name}: the same ones would "
+                "be used forever; leave out Dropout, or turn it off with module.eval()"
             )
 
 

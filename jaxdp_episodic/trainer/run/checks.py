@@ -69,7 +69,7 @@ def check_population(step: GaussianStep, data: ExampleTable) -> None:
     if step.population is not None and step.population != data.population:
         raise ValueError(
             "budget must be planned for the step with population=data.population (or "
-            "with public bounds and no population): the units that are drawn must be "
+            "with public bounds and no population): the units that are sampled must be "
             f"those that are accounted; got {step.population!r} against "
             f"{data.population!r}"
         )

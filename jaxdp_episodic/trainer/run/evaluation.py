@@ -159,7 +159,7 @@ class EpisodeScores(NamedTuple):
 class Evaluation:
     """Scores a learner on the same held-out episodes at each call.
 
-    The score is *an estimate*, with a normal interval over the draw of the episodes
+    The score is *an estimate*, with a normal interval over the choice of the episodes
     from these classes. The training's epsilon does not protect the held-out people:
     publishing a score discloses their data.
 

@@ -88,7 +88,7 @@ def load_release(
       learner: your own learner, likewise.
       features: your own features, likewise; or the file of the run's network (ONNX),
         which a release does not hold.
-      max_bytes: most bytes that the parameters may take.
+      max_bytes: largest size of the parameters in bytes.
 
     Raises:
       OSError: a file that is missing or cannot be read.

@@ -226,7 +226,7 @@ class RunDraws:
         if self._lost_epoch is not None and self._lost_epoch[0] == number:
             raise FileNotFoundError(
                 f"{self._lost_epoch[1]} no longer has epoch {number + 1}, which has "
-                "begun: without its secret draw the run cannot go on"
+                "begun: without its secret allocation the run cannot go on"
             )
         if number not in self._epochs:
             self._assign_groups(self._group_key)

@@ -73,10 +73,10 @@ from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 
 class Trainer:
-    """One private run: draws, clipped and noised steps, and the charges for them.
+    """One private run: samples, clips and adds noise, and charges every step.
 
     The step in ``budget`` is what is accounted, and its ``sampling`` is the object that
-    draws: no rate is written down twice. `step` charges the budget, and only then
+    samples: no rate is written down twice. `step` charges the budget, and only then
     computes the clipped sum, adds noise and updates.
 
     After ``jax.distributed.initialize`` all processes train one run: each makes the
@@ -97,7 +97,7 @@ class Trainer:
       normalizer: public constant > 0 by which the noised sum is divided. Default: the
         mean number of clip units a step, if that is public.
       block_size: clip units whose gradients are computed in one call. Memory grows with
-        it, the result does not. Default and maximum: almost every draw fits.
+        it, the result does not. Default and maximum: almost every sample fits.
       devices: that share a block. Default: all local devices.
       clipping: how contributions are bounded; None: longer ones are scaled to C.
       noise: "discrete", hardened against attacks on low-order bits, or "gaussian": see
@@ -199,7 +199,7 @@ class Trainer:
 
     @property
     def is_seeded(self) -> bool:
-        """True if draws and noise follow from a seed, so that nothing is private."""
+        """True if samples and noise follow from a seed, so that nothing is private."""
         return self._keys.is_seeded
 
     @property
@@ -277,7 +277,7 @@ class Trainer:
     def release(self, folder: Path) -> list[Path]:
         """Writes what may be published of the run; returns the files. See `Release`.
 
-        It covers all charged steps, and holds nothing that was computed from private
+        It covers all charged steps, and contains nothing that was computed from private
         sizes. Files of the same names are replaced together. Other processes than the
         first write none.
 
@@ -317,7 +317,7 @@ class Trainer:
         return self._name if self.ledger.mark is None else self.ledger.mark.run
 
     def dry_run(self, evaluations: Mapping[str, Evaluation] | None = None) -> None:
-        """Runs all that the run will compute on zeros; nothing is charged or drawn.
+        """Computes on zeros all that the run will compute; charges and samples nothing.
 
         `train` and `step` do this before their first charge, and reuse what it
         compiles. All processes call it; ``evaluations`` are those of `train`. It raises
@@ -336,7 +336,7 @@ class Trainer:
     def step(self, prepared: PreparedStep | None = None) -> dict[str, Any]:
         """Charges and takes one step; returns its private diagnostics.
 
-        Charge and release are on the disk if `train` calls it, or if the trainer has a
+        Charge and release are on disk if `train` calls it, or if the trainer has a
         folder. Otherwise they are in memory until `train` writes them.
 
         Args:
@@ -442,7 +442,7 @@ class Trainer:
         return ledger.options[number] if number < len(ledger.options) else None
 
     def draw_blocks(self, step: int) -> list[episode.Block]:
-        """Returns the blocks of a fresh draw; one process of several gets its share."""
+        """Returns blocks of a fresh sample; one process of several gets its share."""
         self._join()  # else each process would draw its own
         main = self._main
         return main.blocks(self.state, main.draws.draw(main.draws.secret(step)))
@@ -541,7 +541,7 @@ class Trainer:
         return {"step": step, **self._accounted(step), **norm}
 
     def resume(self, folder: Path, *, book: str | None = None) -> int:
-        """Takes up the run of a folder; returns the number of its completed steps.
+        """Continues the run of a folder; returns the number of its completed steps.
 
         Steps that were charged and not released are given up, with a warning, and count
         as completed; with a seed they are repeated. Nothing is released twice. A run

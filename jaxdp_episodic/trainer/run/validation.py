@@ -55,7 +55,7 @@ class PrivateValidation:
 
     Args:
       data: the held-out data.
-      step: how episodes are drawn, with a noise multiplier relative to 1, the largest
+      step: how episodes are sampled, with a noise multiplier relative to 1, the largest
         contribution of an episode; this step is charged. Its clip unit is one episode,
         and its sizes are public: stated in the sampling, or
         ``population=data.population`` under replace_one.
@@ -63,8 +63,8 @@ class PrivateValidation:
       error_bound: public, > 0, for regression; None for classification.
       normalizer: public number of episodes a call. Default: their mean, if public.
       fixed: every call uses the same episodes, so that scores differ by model and noise
-        only. Permitted only if every unit is in every draw: then the accounting does
-        not rely on a secret draw.
+        only. Permitted only if every unit is in every sample: then the accounting does
+        not rely on a secret sample.
       noise: "discrete" or "gaussian"; see `Trainer`.
 
     Attributes:
@@ -74,7 +74,7 @@ class PrivateValidation:
     Raises:
       TypeError: an argument of the wrong type.
       ValueError: a value out of range; sizes that do not fit; a clip unit that is not
-        one episode; ``fixed`` with a draw that leaves units out.
+        one episode; ``fixed`` with a sampling that leaves units out.
       NotImplementedError: sampling in epochs.
     """
 
@@ -121,8 +121,8 @@ class PrivateValidation:
         self.fixed = _validation.flag("fixed", fixed)
         if fixed and not _draws_everybody(step):
             raise ValueError(
-                "fixed must be False unless every protected unit is in every draw: the "
-                "guarantee relies on a new and secret draw each time"
+                "fixed must be False unless every protected unit is in every sample: "
+                "the guarantee relies on a new and secret sample each time"
             )
         self._kept: Draw | None = None
 

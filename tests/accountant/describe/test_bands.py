@@ -141,19 +141,19 @@ REFUSED = {
     ),
     "a group smaller than its draw": (
         lambda: on("user", some("user", 6, 23)),
-        "as a draw takes, 6, got 4 groups of 23: the smallest has 5",
+        "as a step samples, 6, got 4 groups of 23: the smallest has 5",
     ),
     "a group smaller than an episode": (
         lambda: on("class", grouped(num_classes=11)),
-        "level 'class' as a draw takes, 3, got 4 groups of 11: the smallest has 2",
+        "level 'class' as a step samples, 3, got 4 groups of 11: the smallest has 2",
     ),
     "a group of fewer episodes": (
         lambda: on("class", grouped(episodes=some("episode", 3))),
-        "units of level 'episode' as a draw takes, 3",
+        "units of level 'episode' as a step samples, 3",
     ),
     "a group smaller than a block": (
         lambda: on("person", blocks(num_people=19)),
-        "level 'person' as a draw takes, 5",
+        "level 'person' as a step samples, 5",
     ),
     "a size that nobody states": (
         lambda: on("user", some("user", 3)),

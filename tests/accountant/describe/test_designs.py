@@ -291,7 +291,7 @@ def below(**fields):
         (below(neighboring_relation="replace_one"), "neighboring_relation"),
         (
             below(tree=jde.Population.from_sizes([3, 3, 4])),
-            "one and the same population",
+            "the same population",
         ),
         # Both levels are called "x": one is of examples, one of groups of three.
         (step(coins("x")), "same levels of the population"),

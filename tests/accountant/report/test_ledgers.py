@@ -242,7 +242,7 @@ def test_bins_used_again_without_a_theorem_are_refused(tmp_path, unit):
     )
     run = new_run(tmp_path / "run", step, num_steps=6)
     left, right = (copied(run, name, 1) for name in ("left", "right"))
-    with pytest.raises(NotImplementedError, match=f"2 looks .*{unit}.*covered"):
+    with pytest.raises(NotImplementedError, match=f"2 uses .*{unit}.*covered"):
         read_ledgers([left, right]).run_charged()
     assert read_ledgers([left]).run_charged() == (step, 8)
     assert read_ledgers([run, left]).run_charged() == (step, 8)
@@ -271,7 +271,7 @@ def test_several_looks_at_whole_episodes_are_covered(relation, unit, is_covered)
         assert (weaker.noise_multiplier, steps) == (pytest.approx(0.5, rel=1e-15), 3)
         assert weaker.noise_multiplier < 0.5
     else:
-        with pytest.raises(NotImplementedError, match="4 looks at the same bins"):
+        with pytest.raises(NotImplementedError, match="4 uses of the same allocation"):
             shared_epoch(step, 3, 4)
 
 

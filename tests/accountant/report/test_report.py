@@ -389,7 +389,7 @@ def test_shuffled_epochs_are_compared_with_bins_and_poisson(monkeypatch):
     assert "Fresh epochs" in "".join(said.preconditions)
     conditions = caveats.preconditions_of(jde.compose((bins, 40)))
     found = {text.partition(":")[0] for text in conditions}
-    assert {"Fresh epochs", "Sums of bins"} <= found and "Fresh draws" not in found
+    assert {"Fresh epochs", "Sums"} <= found and "Fresh samples" not in found
 
 
 def test_a_report_of_examples_has_a_persons_epsilon():

@@ -55,7 +55,7 @@ def test_reports_of_requests_contain(said):
     assert "This protects one patient: what the 500 steps" in words
     assert "with one `patient` more or less in the training data" in words
     assert "at delta 1e-05" in words
-    assert "It holds if" in words and "Fresh draws" in words
+    assert "It holds if" in words and "Fresh samples" in words
 
 
 def test_reported_odds_are_the_attackers_rounded_up():

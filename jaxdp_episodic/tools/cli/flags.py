@@ -63,15 +63,15 @@ command continues.
   [--ray-gpus FLOAT = 0.0]  GPUs for each task on Ray.
   [--ray-retries INT = 5]  Restarts of a task whose worker was lost.
 # plot (pictures)
-Draw a finished sweep: iso-lines, a heat map, lines, or a Pareto front.
+Draw a finished sweep: contour lines, a heat map, lines, or a Pareto front.
   DIR  The folder that `sweep` made.
   [--kind contours|heatmap|lines|pareto]  Default: the one that suits the axes.
   [--x FIELD]  The axis of the sweep that runs across.
   [--y FIELD]  The axis that runs upwards, or the answer of a Pareto front.
   [--value FIELD]  The quantity to draw, if the sweep has several.
-  [--by FIELD]  Draw a line or a panel for each of some values of this axis.
+  [--by FIELD]  The axis of which some values get a line or a panel each.
   [--fix FIELD=VALUE ...]  Fixed values of the other axes; default: the middle ones.
-  [--levels NUMBER ...]  Levels of the iso-lines; default: round numbers.
+  [--levels NUMBER ...]  Levels of the contour lines; default: round numbers.
   [--mark FIELD=VALUE ...]  Draw a star on a map at this x and y, in this panel.
   [--out FILE]  The pictures, FILE.png and FILE.svg; default: DIR/KIND.
 # plan (plan)
@@ -118,10 +118,10 @@ unless they were public before.
   [--unit NAME]  Protected: "example" (default), "class" (or column of tasks), "person".
   [--relation add_remove|zero_out]  One unit is added or removed, or one slot of a
       public number of slots is emptied or filled. Default: zero_out if a third of all
-      episodes would draw no empty slot.
+      episodes would have no empty slot.
   [--population INT]  Public bound on the examples of a class: lower for add_remove,
       upper for zero_out. Default: counted in the data, and marked as private.
-  [--ways INT]  Classes per episode. Default: 5, or what few classes permit.
+  [--ways INT]  Classes per episode. Default: 5, or fewer if there are few classes.
   [--shots INT]  Labelled examples per class. Default: 1, or 4 per task.
   [--size INT]  Height and width of the images after scaling, in pixels. Default: 28.
   [--grey]  Convert images to grey. Default: if a sample of them has no colour.
@@ -135,16 +135,16 @@ unless they were public before.
   [--test FILE]  Data for the test. Default: another share of the classes of SOURCE.
   [--plan FILE]  Also write a file for `plan`, with the same data and target.
   [--tune FILE]  Also write a file for `tune`, with a search around this config.
-  [--keep-duplicates]  Keep training examples that are also in held-out data, and
-      choose no stage by these.
+  [--keep-duplicates]  Keep training examples that are also in held-out data; no
+      stage is then chosen by these data.
 # train (train)
 Train on episodes with differential privacy; stop before the target epsilon is exceeded.
   FILE.toml  Training config, such as `init` writes: data, target, step, model, learner.
   --out DIR  Folder for the log, the report and the release. It is created if missing.
   [--resume]  Continue the run in DIR.
   [--book FILE_OR_URL]  Charge the run to this book before it starts (see `book`).
-  [--floor FLOAT]  Its part of the book's delta, if prices are mu-GDP; default: 1 %.
-  [--distributed]  Train in several processes, each started so (docs/distributed.md).
+  [--floor FLOAT]  Part of the book's delta, if prices are mu-GDP; default: 1 %.
+  [--distributed]  Train in several processes; give this to all (docs/distributed.md).
   [--coordinator HOST:PORT]  Host of process 0 and a free port on it.
   [--num-processes INT]  Number of processes.
   [--process-index INT]  Index of this process, from 0. Only process 0 writes into DIR.
@@ -156,9 +156,9 @@ Search hyperparameters privately: train a random number of runs, release the bes
 account for the choice.
   FILE.toml  A search (number of runs, run, hyperparameters), or a training config.
   --out DIR  Folder for the runs and the release. It is created if missing.
-  [--resume]  Continue the search in DIR. The number of runs is not drawn again.
+  [--resume]  Continue the search in DIR. The number of runs stays the same.
   [--book FILE_OR_URL]  Charge the search to this book before it starts (see `book`).
-  [--floor FLOAT]  Its part of the book's delta, if prices are mu-GDP; default: 1 %.
+  [--floor FLOAT]  Part of the book's delta, if prices are mu-GDP; default: 1 %.
   [--cost-only]  Print the privacy cost of each run and of the search; train nothing.
   [--held-out-is-public]  State that held-out data are public, so that scores on them
       may choose the best run. Required for a training config.
@@ -173,7 +173,7 @@ Predict the class or the value of examples with the release of a run.
 # book (book)
 Keep one privacy budget for everything that is run on a data set.
 # book create (book)
-Make a book: the data, who is protected, and the total budget. All is final.
+Make a book: the data, who is protected, and the total budget. None can be changed.
 
 By default any run can be charged (its mu-GDP price and a floor). With --quota or
 --menu only the runs of a fixed menu can. See docs/book.md.
@@ -194,7 +194,7 @@ by other means. Every call charges again.
   FILE_OR_URL  The book.
   FILE.toml  The query; its delta or epsilon is not used.
   [--name NAME]  Name of the entry; default: the file's name.
-  [--floor FLOAT]  Its floor, without a menu; default: 1 % of the book's delta.
+  [--floor FLOAT]  The query's floor, without a menu; default: 1 % of the book's delta.
 # book show (book)
 Show what a book guarantees, what was charged, and what is left.
 
@@ -207,7 +207,7 @@ also shows what the runs so far would cost if all had been fixed in advance.
 Close a book for good: nothing can be charged any more.
   FILE_OR_URL  The book.
 # audit (audit)
-Test a claimed epsilon by simulation or by canaries: a lower bound beside it.
+Test a claimed epsilon: measure a lower bound by simulation or with canaries.
   FILE.toml  A request, as for `epsilon`, or a run, as for `train`.
   --out DIR  Folder for audit.json, audit.md and audit.png; made if missing.
   [--kind mechanism|step|gradient|input]  Simulate the mechanism (default of a request),

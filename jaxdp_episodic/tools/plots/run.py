@@ -41,8 +41,8 @@ def draw_run(
     # The scores before the first step are among the stages.
     scores = [record for record in scores if record[0] > 0] or scores
     has_steps = len(epsilons) > 1
-    drawn = {"loss": bool(losses), "scores": len(scores) > 1 or not stages}
-    over_steps = [name for name, is_drawn in drawn.items() if is_drawn]
+    over_steps = ["loss"] * bool(losses)
+    over_steps += ["scores"] * (len(scores) > 1 or bool(scores and not stages))
     last = _PANEL if has_steps or np.isinf(target_epsilon) else _BAR
     heights = [*([_PANEL] * len(over_steps)), last]
     stages_height = _ROW * (len(stages) + 3) if stages else 0.0

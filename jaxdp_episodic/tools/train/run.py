@@ -184,7 +184,7 @@ def finished(
             losses=[
                 (r["step"], r[PRIVATE]["mean_loss"])
                 for r in records
-                if "mean_loss" in r.get(PRIVATE, {})
+                if r.get(PRIVATE, {}).get("num_units")  # an empty sample has none
             ],
             scores=[(r["step"], r[HELD_OUT]) for r in records if HELD_OUT in r],
             target_epsilon=trainer.budget.epsilon,

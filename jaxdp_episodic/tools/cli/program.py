@@ -24,6 +24,8 @@ def main() -> None:
         code = run(sys.argv[1:])
         if sys.stdout is not None:  # it was closed
             sys.stdout.flush()
+        if code in (command.INTERRUPTED, command.TERMINATED):
+            command.end_process(code)  # one more Ctrl-C would disturb an ordinary exit
     except KeyboardInterrupt as end:
         # XLA's threads continue to compile. An ordinary exit beside them ends in a
         # segmentation fault.

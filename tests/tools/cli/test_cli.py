@@ -285,6 +285,18 @@ def test_output_that_cannot_be_written(monkeypatch, capsys):
     assert "standard output: No space left on device" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("code", [130, 143])
+def test_an_interrupted_program_ends_at_once(monkeypatch, code):
+    """A second Ctrl-C during an ordinary exit would end it by a traceback."""
+    ended = []
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+    monkeypatch.setattr(program, "run", lambda _: code)
+    monkeypatch.setattr(program.command, "end_process", ended.append)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert ended == [code]
+
+
 def test_every_command_is_listed_and_has_help(capsys):
     assert cli.run(["--print-completion", "bash"]) == 0
     out = capsys.readouterr().out

@@ -219,7 +219,7 @@ def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
         for name, other in others.items():
             same = dataclasses.replace(part, sampling=part.design.with_scheme(other))
             value = float(epsilon(same, num_steps=count, delta=delta))
-            costs.append(f"{value:.4g} by {name}")
+            costs.append(f"{upward(value)} by {name}")
         found.append(
             f"level {scheme.name!r}: no amplification is known for shuffled epochs; "
             f"the same steps would cost epsilon {' or '.join(costs)}"

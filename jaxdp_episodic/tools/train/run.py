@@ -97,8 +97,8 @@ class Result(NamedTuple):
             lines += [f"{name:<12}{text}" for name, text in words if name != GUARANTEE]
         if self.epsilon_without_last_stage > 1.001 * self.epsilon:
             lines.append(
-                f"{'':<12}{self.epsilon_without_last_stage:.5g} for the same noise if "
-                "the draw of the examples were not counted"
+                f"{'':<12}{upward(self.epsilon_without_last_stage, 5)} for the same "
+                "noise if the draw of the examples were not counted"
             )
         lines += [
             f"{'report':<12}{self.folder / REPORT}",

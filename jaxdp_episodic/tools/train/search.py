@@ -21,6 +21,7 @@ from jaxdp_episodic.accountant.questions.tuning import (
     curve_to_epsilon,
     tuned_rdp,
 )
+from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.atomic import atomic_folder, write_atomically
 from jaxdp_episodic.tools.book.book import Order, Paid, check_in, check_out
 from jaxdp_episodic.tools.book.content import TUNE, BookTerms, new_name, price_of_search
@@ -91,8 +92,8 @@ def run_search(
         )
         budget = SearchBudget(**state["budget"])
         console.print(
-            f"each run epsilon {budget.run_epsilon:.4g}, the search "
-            f"{budget.epsilon:.4g} at delta {search.settings.delta:g}; "
+            f"each run epsilon {upward(budget.run_epsilon)}, the search "
+            f"{upward(budget.epsilon)} at delta {search.settings.delta:g}; "
             f"{len(state['runs'])} runs (secret)",
             highlight=False,
         )
@@ -259,8 +260,8 @@ def search_budget(
             raise ValueError(
                 f"epsilon must be larger for a search with {settings.trials!r}, got "
                 f"{target:g} at delta {settings.delta:g}: runs of epsilon {low:.2g} "
-                f"already cost {budgets[low].epsilon:.4g}; expect fewer runs, or use a "
-                "smaller eta"
+                f"already cost {upward(budgets[low].epsilon)}; expect fewer runs, or "
+                "use a smaller eta"
             )
         if total(high) <= target:  # one run, for example
             return budgets[high]
@@ -268,7 +269,7 @@ def search_budget(
         def excess(run_epsilon: np.ndarray, _: np.ndarray) -> np.ndarray:
             one = float(run_epsilon[0])
             whole = total(one)
-            cost = f"runs of epsilon {one:.4g}: the search costs {whole:.4g}"
+            cost = f"runs of epsilon {one:.4g}: the search costs {upward(whole)}"
             console.print(cost, highlight=False)
             return np.atleast_1d(np.log(whole / target))
 

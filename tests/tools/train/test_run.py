@@ -45,7 +45,7 @@ def shown(scores, bare, selection=None):
     """The lines that a finished run prints."""
     budget = plan_budget(flat_step(), epsilon=8.0, delta=1e-5, num_steps=9)
     trainer: Any = SimpleNamespace(budget=budget, is_seeded=False)
-    return str(Result(trainer, 1.0, 1.0, scores, Path("out"), bare, selection))
+    return str(Result(trainer, 1.0, 50.49101, scores, Path("out"), bare, selection))
 
 
 def test_the_score_without_noise_is_shown_below_the_private_one():
@@ -62,6 +62,7 @@ def test_the_score_without_noise_is_shown_below_the_private_one():
     assert lines[4].split() == ["features", "0.9000"]
     assert lines[5].split() == "steps 0.9000 is released".split()
     assert lines[6].endswith("no choice was made: the choice was turned off")
+    assert lines[8].split()[:4] == "50.492 for the same".split()  # rounded up
 
 
 @pytest.mark.parametrize(

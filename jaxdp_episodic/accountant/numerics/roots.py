@@ -28,9 +28,6 @@ _SMALLEST = 1e-30
 _LARGEST = 1e36
 # Absolute value at which function values are clipped, as they may be infinite.
 _CLIP = 1e8
-# `largest_within`: rise across a bracket, over ``at_jump``, from which the function is
-# taken to jump. Log epsilon, which is searched so, rises by 2 to 3 times log x.
-_JUMP = 10.0
 
 
 def largest_within(
@@ -39,37 +36,34 @@ def largest_within(
     high: np.ndarray,
     *,
     tolerance: float | np.ndarray,
-    at_jump: float = 0.0,
     integer: bool = False,
     ends: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
     """Largest x in [low, high) that was evaluated and has ``excess(x) <= 0``.
 
-    ``excess(x, index)`` is increasing, for the elements ``index``. ``tolerance`` and
-    ``at_jump`` (at jumps of the function) are relative; ``ends`` are the values at low
-    and high, if known.
+    ``excess(x, index)`` is increasing, for the elements ``index``: the logarithm of a
+    ratio. ``tolerance`` is relative; ``ends`` are the values at low and high, if known.
 
     Raises:
       RuntimeError: no convergence, as the function is not increasing.
     """
-    # The secant method in (log x, excess) in a bracket. Points are placed half a
-    # tolerance beside the estimate, so that both ends converge.
+    # The secant method in (log x, excess) in a bracket; in (log x, ratio) where the
+    # ratio is 0 at the lower end. Points are placed half a tolerance beside the
+    # estimate, so that both ends converge.
     low, high = np.array(low, np.float64), np.array(high, np.float64)
     last_x, last_f = low.copy(), np.full(low.shape, np.nan)
     old_width = np.full((2, *low.shape), np.inf)
     trial = np.sqrt(low) * np.sqrt(high)
-    below, above = last_f.copy(), last_f.copy()
+    below = last_f.copy()
     if ends is not None:
         below, above = (np.array(end, np.float64) for end in ends)
-        last_f = below.copy()
+        is_zero = np.isneginf(below)
+        last_x, last_f = np.where(is_zero, (high, above), (low, below))
         first = _secant(high, above, last_x, last_f)
         inside = (first > low) & (first < high)
         trial = np.where(inside, first, trial)
     for _ in range(_MAX_EVALUATIONS):
-        # Minus infinity below (log of an epsilon of 0) is not a jump.
-        jumps = (above - below > _JUMP * at_jump) & np.isfinite(below)
-        enough = np.where(jumps, np.maximum(tolerance, at_jump), tolerance)
-        open_ = high - low > (1 if integer else enough * low)
+        open_ = high - low > (1 if integer else tolerance * low)
         active = np.flatnonzero(open_)
         if active.size == 0:
             return low
@@ -81,11 +75,16 @@ def largest_within(
         low[active] = np.where(within, x, low[active])
         high[active] = np.where(within, high[active], x)
         below[active] = np.where(within, f, below[active])
-        above[active] = np.where(within, above[active], f)
-        trial[active] = _secant(x, f, last_x[active], last_f[active])
+        last = last_x[active], last_f[active]
+        values = np.array([f, last[1]])
+        with np.errstate(over="ignore"):
+            values = np.where(np.isneginf(below[active]), np.expm1(values), values)
+        new, old = values
+        known = np.isfinite(f)  # other points give no line
+        trial[active] = np.where(known, _secant(x, new, last[0], old), np.nan)
         slow = np.ones(low.shape, bool)
-        slow[active] = ~(np.abs(f) <= 0.1 * np.abs(last_f[active]))
-        last_x[active], last_f[active] = x, f
+        slow[active] = ~(np.abs(new) <= 0.1 * np.abs(old))
+        last_x[active], last_f[active] = np.where(known, (x, f), last)
         # Finished elements may have high = 0, but these results are not used.
         with np.errstate(divide="ignore", invalid="ignore"):
             width = np.log(high) - np.log(low)

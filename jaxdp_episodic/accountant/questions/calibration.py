@@ -48,9 +48,8 @@ _FURTHEST = 9.5
 # Relative rounding error of the Rényi bound at orders near 1, per nat of the target: a
 # search cannot be more precise (from 1e12 nats it took 10, then 33 and 56 calls).
 _ROUNDING_OF_ORDERS = 0.1 * 2.0**-52
-# Relative distance to a noise below which epsilon jumps at which the search ends: 1e-7
-# takes 17 more evaluations, which take half a second each for random allocation.
-_AT_JUMP = 1e-2
+# Part of the target below which epsilon counts as 0: it may be an error of rounding.
+_NONE = 1e-4
 # Largest relative tolerance.
 COARSEST = 0.1
 # Relative tolerance of a noise multiplier or a probability.
@@ -137,7 +136,6 @@ class Targets:
             low,
             high,
             tolerance=np.maximum(tolerance, rounded),
-            at_jump=_AT_JUMP,
             ends=ends,
         )
 
@@ -170,8 +168,9 @@ class Targets:
         guess = None if compiled else self.epsilon[active]
         question = EpsilonAt(np.log(self.delta[active]), guess)
         value = self._epsilon(question, runs, active)
+        share = value / self.epsilon[active]
         with np.errstate(divide="ignore"):
-            return np.log(value) - np.log(self.epsilon[active])
+            return np.log(np.where(share < _NONE, 0.0, share))
 
     def _epsilon(
         self, question: EpsilonAt, runs: list[Run], active: np.ndarray
@@ -316,12 +315,10 @@ def calibrate_noise_multiplier(
       float64 of the broadcast shape: a noise multiplier that was checked to meet the
       target, within ``tolerance`` of the smallest one. 0 if nothing is sampled or
       ``num_steps`` is 0; ``inf`` if a noise multiplier of 1e18 is not enough. The noise
-      is larger in three cases. At target epsilons above 50 with so little noise that
-      "exact" and "pld" take seconds, the Rényi bound is used: up to a half larger.
-      Where epsilon jumps (at noise 0.1, below which random allocation has a looser
-      bound) or falls steeply (to 0 at a large delta): at most 1e-2 larger. If 2e-17
-      times the target exceeds the tolerance: by that much, at most 0.1. A warning is
-      issued if the noise is below 1e-3.
+      is larger in two cases. At target epsilons above 50 with so little noise that
+      "exact" and "pld" take seconds, the Rényi bound is used: up to a half larger. If
+      2e-17 times the target exceeds the tolerance: by that much, at most 0.1. A warning
+      is issued if the noise is below 1e-3.
     """
     check_method(method)
     _check_is(step, GaussianStep, LaplaceRelease)

@@ -135,6 +135,19 @@ class TestNoise:
         noise, step = calibrated_step(design, epsilon=epsilon, **run)
         assert rdp_epsilon(noise_at(noise * (1 - 1e-6), step), **run) > epsilon
 
+    @pytest.mark.few(2)
+    @pytest.mark.parametrize(
+        ("method", "delta"),
+        [("exact", 0.05), ("rdp", 0.05), ("exact", 0.9), ("pld", 0.05)],
+    )
+    def test_the_smallest_where_epsilon_falls_steeply(self, method, delta):
+        """It reaches 0 where delta is the total variation."""
+        step = sampled(0.9, 1.0)
+        run = {"delta": delta, "num_steps": 3, "method": method}
+        noise = jde.calibrate_noise_multiplier(step, epsilon=1e-3, **run)
+        assert jde.epsilon(noise_at(noise, step), **run) <= 1e-3
+        assert jde.epsilon(noise_at(noise * (1 - 2e-7), step), **run) > 1e-3
+
     def test_noise_beside_jumps_is_found(self):
         """A noise is enough and less is not, also where the best order jumps."""
         rng = np.random.default_rng(0)

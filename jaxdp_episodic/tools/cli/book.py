@@ -25,9 +25,9 @@ from jaxdp_episodic.trainer.config.training_config import read_config
 
 _WIDTH = 10  # of the names of facts
 _RULES = {
-    "no refunds": "a run pays before its first draw and gets nothing back, however it "
-    "ends: paying only for the steps that were taken is not private if somebody looked "
-    "at the run and stopped it",
+    "no refunds": "a run pays before it samples anything and gets nothing back, "
+    "however it ends: paying only for the steps that were taken is not private if "
+    "somebody looked at the run and stopped it",
     "choose by": "what runs release (parameters, scores on people who are not in these "
     "data); a run that is chosen by losses, norms or scores without noise is not "
     "covered",

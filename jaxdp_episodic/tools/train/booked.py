@@ -112,7 +112,7 @@ def check_in_run(
     folder: Path,
     title: str,
 ) -> Paid:
-    """Charges a trainer's run before its first draw, unless it has paid."""
+    """Charges a trainer's run before it samples anything, unless it has paid."""
     _refuse_seed(config.seed)
     budget: PrivacyBudget | AdaptiveBudget = trainer.budget
     is_fixed = isinstance(budget, PrivacyBudget)
@@ -139,7 +139,7 @@ def statement_of_book(paid: Paid) -> str:
     return (
         "\n## One budget for the data set\n\n"
         f"This run {own} entry {entry.number} of the book `{terms.name}`, and paid "
-        f"{paid.price} before its first draw. The guarantee of the book: "
+        f"{paid.price} before it sampled anything. The guarantee of the book: "
         f"**{paid.guarantee}**. It holds if several of these runs are released. "
         f"The epsilon above is of this {own_epsilon} alone. The sum or composition of "
         "such epsilons is no guarantee if one run was chosen in view of another. Runs "

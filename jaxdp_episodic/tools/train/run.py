@@ -64,7 +64,7 @@ class Result(NamedTuple):
 
     trainer: Trainer  # ``trainer.released`` is the released model
     epsilon: float  # spent, nats; *upper bound*
-    # Epsilon of the same noise and steps if the draw of the examples were not counted.
+    # Epsilon of the same noise and steps without the sampling of the examples.
     epsilon_without_last_stage: float
     # Of the released model on every held-out part; only in the first process.
     scores: Mapping[str, Score]
@@ -98,7 +98,7 @@ class Result(NamedTuple):
         if self.epsilon_without_last_stage > 1.001 * self.epsilon:
             lines.append(
                 f"{'':<12}{upward(self.epsilon_without_last_stage, 5)} for the same "
-                "noise if the draw of the examples were not counted"
+                "noise if the sampling of the examples were not counted"
             )
         lines += [
             f"{'report':<12}{self.folder / REPORT}",

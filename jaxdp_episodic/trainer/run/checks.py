@@ -443,7 +443,7 @@ def checked_contributions(
     if units.share >= LEAST_SHARE and not is_refused:
         return units
     drawn = contributions_in_words(units, str(step.clip_unit), number)
-    words = f"sampling draws {drawn}; an incomplete one contributes little or nothing"
+    words = f"the run samples {drawn}; an incomplete one contributes little or nothing"
     words += better_settings(units.share, step, sampler.population, needs)
     if is_refused:
         raise ValueError(

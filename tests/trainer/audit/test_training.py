@@ -174,7 +174,7 @@ def test_a_run_with_too_little_noise_is_detected():
     assert audit.is_violated
 
 
-@pytest.mark.filterwarnings("ignore:sampling draws")
+@pytest.mark.filterwarnings("ignore:the run samples")
 def test_the_claim_is_for_the_canaries_and_the_steps_taken():
     for more in ({"neighboring_relation": "replace_one"}, {"privacy_unit": "class"}):
         training = few_shot(**more)

@@ -500,7 +500,7 @@ def test_mistakes_are_named(tmp_path, old, new, message):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("bands = 2", "bands = 7", "noise: bands must leave every group .* step samples"),
+        ("bands = 2", "bands = 7", "noise: bands must leave .* step samples"),
         ('groups = "example"', 'groups = "school"', "noise: groups must be of level"),
         ('"zero_out"', '"add_remove"', "noise: .*without replacement, under add_rem"),
     ],

@@ -132,7 +132,7 @@ def test_missing_owners_and_people_beyond_their_bounds_are_refused():
         plain_trainer(step=few, data=owned(), num_steps=1)
 
 
-@pytest.mark.filterwarnings("ignore:sampling draws")
+@pytest.mark.filterwarnings("ignore:the run samples")
 def test_dropped_examples_are_in_the_ledger_not_in_the_release(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "LEAST_IN_RUN", 0.0)  # otherwise it is refused
     bounds = jde.PersonBounds(classes=12, examples=1)

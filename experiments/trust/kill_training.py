@@ -544,7 +544,7 @@ def main() -> int:
         summary = rig(options.kills, folder, options.seed, options.fault)
     equal = "of them with a seed, equal to an undisturbed run bit for bit"
     moments = Counter(kill["moment"] for kill in summary.kills)
-    moments.update(f"of a run that is {kill['kind']}" for kill in summary.kills)
+    moments.update(f"in a run of kind {kill['kind']}" for kill in summary.kills)
     facts = {equal: summary.runs_equal, "steps released": summary.releases}
     summary.write(options.out, moments, facts)
     return bool(summary.violations) or summary.runs_equal != summary.runs_seeded

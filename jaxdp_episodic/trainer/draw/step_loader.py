@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.designs import MultistageSampling
+from jaxdp_episodic.accountant.describe.designs import MultistageSampling, epoch_scheme
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.files.optional import require
@@ -56,8 +56,8 @@ def step_loader(
       dataset: has a length, and ``dataset[i]`` gives tensors, numbers, or tuples, lists
         or mappings of these; all examples have the same structure.
       step: the accounted step, of a `MultistageSampling` whose levels are ``units``
-        followed by the level of examples. It must not have a `Population`, and must not
-        use zero_out, where rows that contain a null would have to contribute zero.
+        followed by the level of examples. It must not have a `Population`, bands or
+        epochs, nor use zero_out, where rows with a null would have to contribute zero.
       num_steps: batches per pass, >= 1.
       units: level name -> (R,) ids of the examples, top level first; global, as in
         `Population.from_ids`. None: there is no level above the examples.
@@ -75,7 +75,7 @@ def step_loader(
       TypeError: an argument of the wrong type.
       ValueError: units or sizes that do not fit the step, or a person beyond the
         bounds.
-      NotImplementedError: another design, a `Population`, or zero_out.
+      NotImplementedError: another design, or such a step.
     """
     draws = StepDraws(
         step,
@@ -120,11 +120,12 @@ class StepDraws:
                 "step_loader supports MultistageSampling (users, then examples), got "
                 f"{type(step.design).__name__}"
             )
-        if step.population is not None or step.neighboring_relation == "zero_out":
+        more = step.population, step.bands, epoch_scheme(step.design)
+        if more != (None, None, None) or step.neighboring_relation == "zero_out":
             raise NotImplementedError(
-                "step_loader supports steps without a Population under add_remove or "
-                f"replace_one, got {step.neighboring_relation}"
-                f"{' with a Population' if step.population is not None else ''}"
+                "step_loader supports steps under add_remove or replace_one, without a "
+                "Population, bands or epochs, got "
+                f"{step.neighboring_relation} with {_validation.shown(more)}"
             )
         noise = np.asarray(step.noise_multiplier)
         _validation.single("noise_multiplier", noise)  # a run has one setting

@@ -1,16 +1,23 @@
 """Properties of every single draw, and what the sampler refuses."""
 
+import importlib
 import itertools
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from jaxdp_episodic import (
+    Bands,
+    GaussianStep,
     GroupedClasses,
     IndependentEpisodes,
     MultistageSampling,
     Poisson,
     Population,
+    RandomAllocation,
+    ShuffledEpochs,
     WithoutReplacement,
 )
 from jaxdp_episodic.trainer.draw import EpisodeSampler, step_generator, tree_draw
@@ -396,3 +403,26 @@ def test_rare_coins_among_many_children():
         places.append(drawn.owner * 4_000_000 + drawn.child)
     tenths = np.bincount(np.concatenate(places) // 1_000_000, minlength=10)
     assert false_alarm(Tally(tenths, 200 * 1_000_000, 1e-4)) > FALSE_ALARMS
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bands"),
+    [
+        # Every step would draw from all groups, and pay for one.
+        (Poisson("example", sampling_probability=0.3), Bands(4, level="example")),
+        (RandomAllocation("example", steps_per_epoch=4), None),
+        (ShuffledEpochs("example", steps_per_epoch=4), None),
+    ],
+)
+def test_loaders_refuse_steps_that_they_do_not_draw(scheme, bands, monkeypatch):
+    for name in ("torch", "torch.utils", "torch.utils.data"):  # not used here
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    name = "jaxdp_episodic.trainer.draw.step_loader"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    step_draws = importlib.import_module(name).StepDraws
+    monkeypatch.delitem(sys.modules, name)
+    plain = Poisson("example", sampling_probability=0.3)
+    assert len(step_draws(GaussianStep(plain, noise_multiplier=1.0), 40, 8)) == 8
+    step = GaussianStep(scheme, noise_multiplier=1.0, bands=bands)
+    with pytest.raises(NotImplementedError, match="bands or epochs, got add_remove"):
+        step_draws(step, 40, 8)

@@ -67,6 +67,10 @@ _JOINED = {
     PERSON: " A contribution is what all examples of one person add together.",
     ORIGINAL: " A contribution is what one example and its copies add together.",
 }
+_REPLACED = (
+    " Where one contribution may replace another, the two are at most sqrt(2) apart, "
+    "and the noise multiplier below is sqrt(2) times the standard deviation."
+)
 # By whether the noise is discrete: its name, and a sentence on its low-order bits.
 _NOISES = {
     True: (
@@ -103,10 +107,8 @@ class RunStatement(NamedTuple):
 def run_statement(trainer: Any) -> RunStatement:
     """Returns a run's facts and statements after the steps charged so far."""
     budget, taken = trainer.budget, trainer.num_steps_charged
-    how: dict[str, Any] = {
-        name: getattr(trainer, name)
-        for name in ("is_seeded", "noise", "clipping", "truncation")
-    }
+    names = "is_seeded noise clipping truncation".split()
+    how: dict[str, Any] = {name: getattr(trainer, name) for name in names}
     adapts = isinstance(budget, AdaptiveBudget)
     if adapts:
         budget = trainer.ledger.budget_charged
@@ -125,9 +127,8 @@ def run_statement(trainer: Any) -> RunStatement:
         privacy_statement(budget, for_release=for_release, **how)
         for for_release in (False, True)
     )
-    public = facts if adapts else _released_facts(facts, budget)
     is_public = trainer.has_public_accounting
-    both = public, released
+    both = (facts if adapts else _released_facts(facts, budget)), released
     whole = RunStatement(spent, uncounted, facts, shown, both, is_public)
     selection = trainer.selection
     if selection is None:
@@ -193,10 +194,8 @@ def _clip_norm(trainer: Any) -> float | str:
         return f"{first:g}, of all contributions"
     if not clipping.counts:
         return first
-    return (
-        f"{first:g} at first, {trainer.clip_norm:.4g} at last: by the "
-        f"{clipping.quantile:g} quantile"
-    )
+    last = f"{trainer.clip_norm:.4g} at last"
+    return f"{first:g} at first, {last}: by the {clipping.quantile:g} quantile"
 
 
 def meaning_of(trainer: Any) -> str:
@@ -333,9 +332,10 @@ def _planned_rows(
             f"cost epsilon {upward(report.epsilon)}: "
             f"{owed_by_plan(budget.epsilon, budget.delta)}."
         )
-    deviations = dict[str, list[str]]()
+    deviations, replaced = dict[str, list[str]](), ""
     for step in budget.before[:before]:
-        deviation = step.noise_multiplier * contribution_norm(step)
+        deviation = step.noise_multiplier * (norm := contribution_norm(step))
+        replaced = _REPLACED if norm < 1 else replaced
         deviations.setdefault(str(step.clip_unit), []).append(f"{deviation:.5g}")
     joined = _JOINED.get(str(budget.step.privacy_unit), "")
     noises = (f"{', '.join(each)} for each {of}" for of, each in deviations.items())
@@ -352,7 +352,7 @@ def _planned_rows(
             f"Each of {before} private statistics is one sum over all of the data, in "
             f"which each contribution has norm 1 or less. To the sums {kind} was added,"
             f" of standard deviation {'; '.join(noises)}."
-            f"{joined * (GIVEN in deviations)}",
+            f"{joined * (GIVEN in deviations)}{replaced}",
         ),
         (
             num_steps > before,
@@ -573,7 +573,7 @@ def markdown_report(
     lines += [f"| {name} | {_shown(name, value)} |" for name, value in facts.items()]
     lines += stages
     scores = [
-        f"| {record['step']:,} | {float(record['epsilon']):.4g} | "
+        f"| {record['step']:,} | {upward(float(record['epsilon']))} | "
         f"{record.get('stage', '')} | {split} | {score['name']} {score['mean']:.4f} | "
         f"{score['low']:.4f} to {score['high']:.4f} |"
         for record in records

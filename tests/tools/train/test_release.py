@@ -154,6 +154,8 @@ def test_the_stated_noise_of_statistics_is_what_is_added(relation, share):
     budget = PrivacyBudget(step, 1.0, 1e-5, 1, 1, (step,))
     text = privacy_statement(budget, 1)
     assert f"standard deviation {8 * share**0.5:.5g} for each example" in text
+    # Nobody takes the noise multiplier 8 of the report below for another noise.
+    assert ("multiplier below is sqrt(2) times the standard" in text) == (share < 1)
 
 
 def test_with_people_the_counts_of_examples_are_private():

@@ -278,7 +278,7 @@ def _with_steps_before(
     if not (shares > 0).all() or total > 1 + _SHARES or (num_steps and total >= 1):
         most = "less than 1 with num_steps > 0" if num_steps else "at most 1"
         raise ValueError(
-            f"shares of the steps before must be > 0 and sum to {most}, got "
+            f"shares of the steps in before must be > 0 and sum to {most}, got "
             f"{shares.tolist()}"
         )
 
@@ -303,7 +303,7 @@ def _with_steps_before(
         spent = float(planned.spent(planned.num_steps))
         if not spent <= epsilon:
             raise ValueError(
-                "steps before must use all data, so that their shares add up; got "
+                "the steps in before must use all data, so that shares add up; got "
                 f"steps with epsilon={spent:g} for the target {epsilon:g}"
             )
         return planned
@@ -317,7 +317,7 @@ def _with_steps_before(
     low, high, ends = bracket(excess, np.array([start]), *_INVERSE_NOISE, 1.0)
     if not low[0]:
         raise ValueError(
-            f"no noise keeps {num_steps} steps after those before within "
+            f"no noise keeps {num_steps} steps after those in before within "
             f"epsilon={epsilon:g} at delta={delta:g}"
         )
     found = largest_within(excess, low, high, tolerance=_SHARES, ends=ends)

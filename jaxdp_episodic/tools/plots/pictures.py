@@ -165,7 +165,7 @@ class SweepTable:
                 raise ValueError(f"--fix: {field!r} is drawn, so it is not fixed")
             index = _index_of("--fix", field, self.grid.points(field), text)
             if held.setdefault(dimension, index) != index:
-                raise ValueError(f"--fix: {field!r} moves with a field fixed elsewhere")
+                raise ValueError(f"--fix: {field!r} is zipped with a fixed field")
         for dimension, fields in enumerate(self.grid.dimensions):
             if dimension not in moving:
                 middle = self.grid.points(fields[0]).size // 2

@@ -323,7 +323,7 @@ def _split_pair(
     frozen = {path: leaf for path, leaf in flat.items() if path not in trained}
     if not trained:
         paths = ", ".join("/".join(map(str, path)) for path in list(flat)[:5])
-        raise ValueError(f"wrt must be true of a path, got none of {paths}")
+        raise ValueError(f"wrt must be true for a path, got none of {paths}")
 
     def of_trained(params: Any, inputs: Array) -> Array:
         return apply(unflatten_dict({**frozen, **flatten_dict(params)}), inputs)

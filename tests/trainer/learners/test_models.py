@@ -288,7 +288,7 @@ def test_paths_choose_trained_parameters_of_other_models():
     apply, params = split_model((dense, whole))
     np.testing.assert_array_equal(apply(params, ROWS), expected)
     with pytest.raises(
-        ValueError, match="wrt must be true of a path, got none of body"
+        ValueError, match="wrt must be true for a path, got none of body"
     ):
         split_model((dense, whole), wrt=lambda path: False)
     with pytest.raises(TypeError, match="params must be nested dictionaries"):

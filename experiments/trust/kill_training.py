@@ -365,8 +365,7 @@ def inspected(
 ) -> tuple[Kill, list[str]]:
     """Returns the state of a run after so many kills, and its violations.
 
-    ``before``: steps charged when the process started. With a seed an interrupted step
-    is repeated with the same noise.
+    ``before``: steps charged at the start. A run with a seed repeats the same noise.
     """
     released = released_in(folder)
     steps = len(released)

@@ -67,6 +67,7 @@ def summary(results: Results, games: list[Row], trained: list[Row]) -> str:
     """The table of all attempts: what, how often, and the result."""
     draws, fuzz = results["audit"]["draws"], results["fuzz"]
     pairs, found = results["allocation"], results["mutations"]["faults"]
+    tries = results["mutations"]["effort"]["releases"]
     kills, several = results["kills"]["facts"], results["distributed"]["facts"]
     failed = sum(result["failure"] is not None for result in fuzz["results"])
     most = max(abs(row["deviations"]) for row in pairs["rows"] if row["is_attained"])
@@ -82,7 +83,8 @@ pairs of random allocation, simulated | {len(pairs["rows"])} values of delta, \
 errors from the exact value
 audits of the trainer | {len(attackers)} audits, by canaries and by \
 {draws["steps of the trainer"]:,} steps with and without the unit | {disproved(trained)}
-planted faults | {len(found)} faults | {sum(f["is_caught"] for f in found)} caught
+planted faults | {len(found)} faults, audits by {tries:,} releases with the unit and \
+as many without | {sum(f["is_caught"] for f in found)} caught
 kill -9 at random moments of training | {kills["processes killed"]} kills, \
 {kills["runs finished"]} runs | {kills["violations"]} violations of the ledger's \
 contract

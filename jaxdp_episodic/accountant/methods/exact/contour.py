@@ -213,12 +213,13 @@ def _crossing(
     xp = namespace(epsilon, groups[0].count)
     largest = largest_center(epsilon, groups)
 
-    def slope(c: Array) -> Array:
+    def fall(c: Array) -> Array:
+        """Minus the slope of the integrand's logarithm."""
         _, mean, _ = real_moments(c, groups)
-        return mean - epsilon - 1 / c - 1 / (1 + c)
+        return -(mean - epsilon - 1 / c - 1 / (1 + c))
 
     plain = log_crossing(
-        lambda c: -slope(c),
+        fall,
         xp.full_like(largest, 1e-8),
         xp.maximum(largest, 1e-8),
         num_points=_SADDLE_POINTS,

@@ -22,7 +22,6 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
     Pair,
     Steps,
     first_realignment,
-    have_atoms,
     log_powers,
     log_realigned,
     may_realign,
@@ -99,7 +98,8 @@ def search(
     """
     # Halley's method on log delta in a bracket from 0 to highest, on one contour.
     xp = namespace(log_delta, initial, highest, contour.center, groups[0].count)
-    integrand, is_smooth = _prepare(blocks, contour, groups), not have_atoms(groups)
+    integrand = _prepare(blocks, contour, groups)
+    is_smooth = not any(steps.is_discrete for steps in groups)
 
     def improve(state: _Search) -> _Search:
         x, low, high = state.x, state.low, state.high

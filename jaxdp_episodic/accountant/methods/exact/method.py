@@ -5,6 +5,7 @@ If the error exceeds `TOLERANCE`, the answer is the certified upper bound.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -45,6 +46,7 @@ from jaxdp_episodic.accountant.methods.run import (
     Question,
     Run,
 )
+from jaxdp_episodic.accountant.numerics.loops import map_arrays
 
 # Number of settings up to which many orders take no longer than one.
 _FEW = 8
@@ -69,26 +71,56 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
         return Answer(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
-    answer = _answer(question, run)
-    poor = answer.is_certified | ~(
-        answer.error <= TOLERANCE * question.scale(answer.value)
-    )
-    poor &= ~(run.facts.loses_nothing | run.facts.is_unprotected)
+    no_loss, unprotected, too_little, _ = run.facts
+    value = np.where(no_loss, question.nothing, question.everything)
+    # If there is noise, but too little to compute with, the bound is inf.
+    certified = too_little & ~no_loss
+    answer = Answer(value, np.where(certified, np.inf, 0.0), certified)
+    asked = ~(no_loss | unprotected)
+    left = asked.copy()
+    for kind, solve in (
+        (run.num_steps == 1, _of_one_step),
+        (run.gaussian_shift() > 0, _of_gaussians),
+    ):
+        _fill(answer, question, run, left & kind, solve)
+        left &= ~kind
+    for i in np.flatnonzero(left & have_closed_form(run)):
+        one = np.asarray(i)
+        value[i], answer.error[i] = composed(question.take(one), run.take(one))
+        scale = np.max(question.scale(value[i]))
+        left[i] = ~(answer.error[i] <= TOLERANCE * scale)
+    _fill(answer, question, run, left, _of_many_steps)
+    good = answer.error <= TOLERANCE * question.scale(answer.value)
+    poor = asked & (answer.is_certified | ~good)
     if np.any(poor):
-        # Certified ends take seconds for random allocation, milliseconds for other
-        # single steps.
-        quick = not any(isinstance(loss, Bounds) for loss in run.losses)
-        ends = poor & (certify | (quick & (run.num_steps == 1)))
-        answer = _otherwise(answer, question, run, poor, ends)
-    if question.is_epsilon:
-        answer = answer._replace(value=np.maximum(answer.value, 0.0))
-    return Answer(*(field.reshape(shape) for field in answer))
+        answer = _otherwise(answer, question, run, poor, certify=certify)
+    value = np.maximum(answer.value, 0.0) if question.is_epsilon else answer.value
+    return map_arrays(lambda a: a.reshape(shape), answer._replace(value=value))
+
+
+def _fill(
+    answer: Answer,
+    question: Question,
+    run: Run,
+    asked: np.ndarray,
+    solve: Callable[[Question, Run], Answer],
+) -> None:
+    """Sets the answers where they are ``asked`` for to those of a function."""
+    index = np.flatnonzero(asked)
+    if index.size:
+        found = solve(question.take(index), run.take(index))
+        for field, part in zip(answer, found, strict=True):
+            field[index] = part
 
 
 def _otherwise(
-    answer: Answer, question: Question, run: Run, poor: np.ndarray, ends: np.ndarray
+    answer: Answer, question: Question, run: Run, poor: np.ndarray, *, certify: bool
 ) -> Answer:
     """Replaces poor answers by the smaller of the Rényi and the certified bound."""
+    # Certified ends take seconds for random allocation, milliseconds for other single
+    # steps.
+    quick = not any(isinstance(loss, Bounds) for loss in run.losses)
+    ends = poor & (certify | (quick & (run.num_steps == 1)))
     index, best = np.flatnonzero(poor), np.flatnonzero(ends)
     value, error, _ = answer
     with bounding_few(index.size):
@@ -99,39 +131,6 @@ def _otherwise(
         value[best], error[best] = found
     is_certified = np.where(poor, _has_certified_ends(run), answer.is_certified)
     return Answer(value, error, is_certified)
-
-
-def _answer(question: Question, run: Run) -> Answer:
-    """Answers (n,) settings, first those that need no integral."""
-    no_loss, unprotected, too_little, _ = run.facts
-    value = np.where(no_loss, question.nothing, question.everything)
-    # If there is noise, but too little to compute with, the bound is inf.
-    certified = too_little & ~no_loss
-    answer = Answer(value, np.where(certified, np.inf, 0.0), certified)
-    left = ~(no_loss | unprotected)
-    for kind, solve in (
-        (run.num_steps == 1, _of_one_step),
-        (run.gaussian_shift() > 0, _of_gaussians),
-    ):
-        chosen = np.flatnonzero(left & kind)
-        if chosen.size:
-            _fill(answer, chosen, solve(question.take(chosen), run.take(chosen)))
-            left[chosen] = False
-    for i in np.flatnonzero(left & have_closed_form(run)):
-        one = np.asarray(i)
-        value[i], answer.error[i] = composed(question.take(one), run.take(one))
-        scale = np.max(question.scale(value[i]))
-        left[i] = ~(answer.error[i] <= TOLERANCE * scale)
-    chosen = np.flatnonzero(left)
-    if chosen.size:
-        part = _of_many_steps(question.take(chosen), run.take(chosen))
-        _fill(answer, chosen, part)
-    return answer
-
-
-def _fill(answer: Answer, chosen: np.ndarray, part: Answer) -> None:
-    for field, found in zip(answer, part, strict=True):
-        field[chosen] = found
 
 
 def _of_one_step(question: Question, run: Run) -> Answer:
@@ -173,9 +172,7 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
     if question.is_epsilon and np.any(bound == 0):
         # Epsilon is 0 where delta is at least the total variation distance.
         answer = Answer(np.zeros(bound.shape), np.zeros(bound.shape), bound < 0)
-        if (left := np.flatnonzero(bound > 0)).size:
-            part = _of_many_steps(question.take(left), run.take(left))
-            _fill(answer, left, part)
+        _fill(answer, question, run, bound > 0, _of_many_steps)
         return answer
     goal = question.target if question.is_epsilon else bound - LOG_BOUND_OVER_DELTA
     cut, log_added, too_many = _truncated(goal, run)

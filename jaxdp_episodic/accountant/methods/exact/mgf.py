@@ -354,11 +354,6 @@ def _log_gaussian(z: Pair, steps: Steps) -> Pair:
     return square * re, square * im
 
 
-def have_atoms(groups: tuple[Steps, ...]) -> bool:
-    """Whether any losses may have atoms other than at 0."""
-    return any(steps.is_discrete for steps in groups)
-
-
 def may_realign(groups: tuple[Steps, ...]) -> bool:
     """Whether any losses may have parts that lie far apart."""
     return groups[0].begins is not None

@@ -31,7 +31,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     LOG_SQRT_2PI,
     LossNodes,
     NodeRule,
-    Pair,
     log_normal,
     two_sided,
     undrawn_loss,
@@ -55,8 +54,8 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
-    map_first,
     namespace,
+    stored,
 )
 
 # Largest order, minus 1, for which moments of a "fall" are computed; beyond it they are
@@ -187,15 +186,13 @@ class MixtureLoss(GaussianLoss, Nodes):
         parts = xp.split(path[0][0][:, -1], many, axis=-1)
         ends = (half.log_parts(x) for half, x in zip(halves, parts, strict=True))
         given = *path, tuple(map(joined, *ends))
-        both = (tuple(joined(*[a] * (3 - many)) for a in pair) for pair in given)
-
-        def finish(x: Pair, element: Pair, y: Pair, base: Pair, end: Pair) -> LossNodes:
-            density: Any = tuple(map(xp.add, log_normal(x), base))
-            log_weight = end[1] + LOG_SQRT_2PI + above * end[0]
-            end_loss = (2 * above - 1) * end[0]
-            return two_sided(y, density, element, above, log_weight, end_loss)
-
-        return map_first(finish, *both)
+        x, element, y, base, end = (
+            tuple(joined(*[a] * (3 - many)) for a in pair) for pair in given
+        )
+        density: Any = tuple(map(xp.add, log_normal(x), base))
+        log_weight = end[1] + LOG_SQRT_2PI + above * end[0]
+        end_loss = (2 * above - 1) * end[0]
+        return stored(xp, two_sided(y, density, element, above, log_weight, end_loss))
 
     def largest_node(self, log_cut: np.ndarray) -> np.ndarray:
         """See `Nodes`: the loss beyond the ends of paths, with a margin."""

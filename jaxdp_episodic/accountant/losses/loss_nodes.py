@@ -88,7 +88,7 @@ def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -
 def half_line(
     floor: Array, high: Array, kinks: tuple[Array, ...], s: Array, num_nodes: int
 ) -> Pair:
-    """Returns (J, n) real nodes from ``floor`` to about ``high``, and their weights.
+    """Returns (..., J, n) real nodes from ``floor`` to about ``high``; their weights.
 
     The distance from the floor is log(1 + e^u) of equally spaced u, so nodes crowd at
     the floor; and they are closer at the kinks, as in `whole_line`.
@@ -126,7 +126,7 @@ def half_line(
         lambda _, end: high - floor + crowding(end, centers)[0],
         high - floor,
     )
-    spacing = (end + _DEEPEST_LAYER) / (num_nodes - 1)
+    spacing = ((end + _DEEPEST_LAYER) / (num_nodes - 1))[..., None, :]
     u = spacing * xp.arange(num_nodes, dtype=s.dtype)[:, None] - _DEEPEST_LAYER
     v = xp.maximum(u, 0.0) + xp.log1p(xp.exp(-xp.abs(u)))  # log(1 + e^u)
     shift, slope = crowding(v, centers)
@@ -134,11 +134,12 @@ def half_line(
     # The first node replaces all nodes left of it. Their weights, and weights times
     # nodes, are geometric series, here to second order.
     node, ratio = v - shift, xp.exp(-spacing)
-    bent = (ratio * weight[1] - weight[0]) * ratio * ratio / (1 - ratio**2)
-    first = (weight[:1] - bent) / (1 - ratio)
-    weight = xp.concatenate([first, weight[1:]])
-    node = xp.concatenate([node[:1] / (1 + ratio), node[1:]])
-    return floor + node, weight
+    one, two = weight[..., :1, :], weight[..., 1:2, :]
+    bent = (ratio * two - one) * ratio * ratio / (1 - ratio**2)
+    first = (one - bent) / (1 - ratio)
+    weight = xp.concatenate([first, weight[..., 1:, :]], axis=-2)
+    first = node[..., :1, :] / (1 + ratio)
+    return floor + xp.concatenate([first, node[..., 1:, :]], axis=-2), weight
 
 
 def _crowding(s: Array) -> tuple[Array, Array]:
@@ -280,14 +281,15 @@ def weighted(
 def two_sided(y: Pair, density: Pair, element: Pair, above: Array, *ends: Array):
     """Returns nodes of losses y under P where ``above``, of -y under Q elsewhere.
 
-    Arrays (J, 2 n): each setting has both. ``density`` is log Q.
+    Arrays (..., J, 2 n): each setting has both. ``density`` is log Q.
     """
     xp = namespace(y[0])
     loss, weight = (
-        tuple(xp.concatenate(xp.split(a, 2, axis=-1)) for a in pair)
+        tuple(xp.concatenate(xp.split(a, 2, axis=-1), axis=-2) for a in pair)
         for pair in weighted(y, density, element, 1 - above)
     )
-    return collected(loss, weight, *(end.reshape(2, -1) for end in ends))
+    both = (xp.stack(xp.split(end, 2, axis=-1), axis=-2) for end in ends)
+    return collected(loss, weight, *both)
 
 
 class Rate(NamedTuple):

@@ -43,7 +43,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
     logsumexp,
-    map_first,
     namespace,
     softmax,
     stored,
@@ -452,7 +451,7 @@ class Sheet(NamedTuple):
         return xp.clip(most, self.floor, self.floor + _FURTHEST_KINK), later
 
     def at(self, x: Pair, kinks: Array) -> tuple[Pair, Pair]:
-        """Returns the logs of P/Q, and of Q over N(0), at complex (J, n) points."""
+        """Returns the logs of P/Q, and of Q over N(0), at complex (..., n) points."""
         xp = namespace(x[0])
         whole, base = zip(*self._log_sums(x, kinks), strict=True)
         start, end, move = (_wide(a, x[0]) for a in self.moves)
@@ -473,15 +472,17 @@ class Sheet(NamedTuple):
         return tuple(loss), base
 
     def _log_sums(self, x: Pair, kinks: Array) -> Pair:
-        """Returns the logs of P's and Q's densities over that of N(0), (2, J, n)."""
+        """Returns the logs of P's and Q's densities over that of N(0), (2, ..., n)."""
         xp = namespace(x[0])
-        centers, weight = self.centers[:, None, None], self.weights[:, :, None]
+        centers, weight = (
+            _wide(a, x[0], 2) for a in (self.centers[:, None], self.weights)
+        )
         has = weight > 0.5 * LOG_ZERO
         last = xp.max(xp.where(has, centers, -xp.inf), axis=0)
         tilts = centers * (x[0] - 0.5 * centers)
         terms = xp.where(has, weight + tilts, LOG_ZERO)
         most = xp.max(terms, axis=0)
-        common = xp.where(x[0] > kinks[:, None], last * x[1], 0.0)
+        common = xp.where(x[0] > _wide(kinks, x[0]), last * x[1], 0.0)
         parts = polar(terms - most, centers * x[1] - common)
         re, im = log_complex(*(xp.sum(a, axis=0) for a in parts))
         return re + most, im + common
@@ -506,9 +507,9 @@ class Sheet(NamedTuple):
         high = xp.maximum(high, floor + 2.0)
         last = xp.max(xp.where(has, self.centers, 0.0), axis=0)
         s, both = _widest(self.centers), (kinks[0], kinks[1])
-        line = map_first(lambda high: half_line(floor, high, both, s, num_nodes), high)
+        line = stored(xp, half_line(floor, high, both, s, num_nodes))
         x, element = path_points(line, floor, rise, s, height, last=last)
-        return x, element, *map_first(lambda x: self.at(x, kinks), x)
+        return x, element, *stored(xp, self.at(x, kinks))
 
 
 def _sum_of(

@@ -355,9 +355,7 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
     def points(end: Array, kink: Array) -> tuple[Pair, Pair]:
         end = np.maximum(end, 2.0)
         number = _enough(rule.num_nodes, end, np.where(ratios.parts.is_hidden, turn, s))
-        line = map_first(
-            lambda end: half_line(zero, end, (kink,), zero + _EVEN, number), end
-        )
+        line = half_line(zero, end, (kink,), zero + _EVEN, number)
         return path_points(line, zero, _rise(kink, s), turn, rule.height, most=most)
 
     reach, high = _ends(ratios, rule.log_cut)

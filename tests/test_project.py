@@ -320,8 +320,8 @@ MOST_LINES = 700
 MOST_LINES_OF = {
     "jaxdp_episodic": 67_700,
     "jaxdp_episodic/accountant/describe": 4_100,
-    "jaxdp_episodic/accountant/losses": 5_635,
-    "jaxdp_episodic/accountant/methods": 6_900,
+    "jaxdp_episodic/accountant/losses": 5_630,
+    "jaxdp_episodic/accountant/methods": 6_895,
     "jaxdp_episodic/accountant/numerics": 3_350,
     "jaxdp_episodic/accountant/questions": 6_440,
     "jaxdp_episodic/accountant/bounds": 2_000,

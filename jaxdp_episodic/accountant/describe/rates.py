@@ -124,8 +124,8 @@ def inclusion_rates(
 
     The product of the rates of all levels; for `IndependentEpisodes` the probability of
     being in at least one episode. *Exact* for exact sizes and an *upper bound* for
-    lower bounds on sizes. For `GroupedClasses` it is an upper bound that ignores the
-    probability that a class is left out.
+    lower bounds on sizes, for `GroupedClasses`, whose left-out classes are ignored, and
+    for `PeopleBlocks`: the sum over a block's episodes, without left-out people.
 
     Use it for reports only, not as the rate of a privacy profile: levels above the clip
     unit only multiply delta, and an epsilon computed with their product as a sampling
@@ -152,7 +152,9 @@ def inclusion_along(
         episodes = np.asarray(sampling.num_episodes)[..., None]
         with np.errstate(divide="ignore"):  # log1p(-1) = -inf is correct
             inclusion = -np.expm1(episodes * np.log1p(-inclusion))
-    return inclusion
+    elif isinstance(sampling, PeopleBlocks):
+        inclusion = inclusion * np.asarray(sampling.episodes_per_block)[..., None]
+    return np.minimum(inclusion, 1.0)
 
 
 def max_contributions(

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
@@ -192,6 +193,20 @@ def test_independent_episodes():
     tiny = MultistageSampling(Poisson("a", sampling_probability=[1e-18, 0.0, 1.0]))
     found = inclusion_rates(IndependentEpisodes(tiny, num_episodes=7))
     np.testing.assert_allclose(found, [7e-18, 0, 1], rtol=1e-15)
+
+
+def test_the_inclusion_in_blocks_counts_all_of_their_episodes():
+    """Both draws are enumerated: an example is in an episode of its block by 1/2."""
+    both = {"num_people": 4, "people_per_block": 2, "episodes_per_block": 2}
+    half = {"sampling": WithoutReplacement("example", size=1, population=2)}
+    poisson = Poisson("episode", sampling_probability=0.4)
+    fixed = WithoutReplacement("episode", size=2)  # of four
+    for episodes, drawn in ((poisson, [0.48, 0.16]), (fixed, [4 / 6, 1 / 6])):
+        design = PeopleBlocks(episodes=episodes, **both, **half)
+        true = drawn[0] / 2 + drawn[1] * 3 / 4
+        assert true <= inclusion_rates(design) < 1.25 * true
+        surely = inclusion_rates(PeopleBlocks(episodes=episodes, **both))
+        assert sum(drawn) <= surely <= 1
 
 
 def contributions(sampling, population=None, *, relation="add_remove", unit=1, clip=2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import os
 import re
@@ -211,10 +212,13 @@ def _pictures(
 
 
 def _are_grey(found: layouts.Images, size: int) -> bool:
-    """Whether a sample of the pictures has no colour; raises if one is unreadable."""
+    """Whether a sample of the pictures has no colour."""
     places = np.linspace(0, len(found.paths) - 1, _LOOKED_AT).astype(int)
     paths = [found.paths[i] for i in np.unique(places).tolist()]
-    pixels = [layouts.decoded_image(path, size, False, path) for path in paths]
+    pixels = []
+    for path in paths:
+        with contextlib.suppress(ValueError):  # the loader names all unreadable files
+            pixels.append(layouts.decoded_image(path, size, False, path))
     return all(np.array_equal(p.min(axis=-1), p.max(axis=-1)) for p in pixels)
 
 

@@ -182,6 +182,13 @@ def classes_of(*sizes):
     return lambda folder: pictures(folder, sizes)
 
 
+def broken_pictures(folder):
+    made = pictures(folder)
+    for place in made.iterdir():
+        (place / "bad.png").write_bytes(b"broken")
+    return made
+
+
 def npz_of(**shapes):
     def make(folder):
         np.savez(folder / "t.npz", **{k: np.zeros(v) for k, v in shapes.items()})
@@ -201,6 +208,7 @@ REFUSED = "nothing is written, as training would refuse the config.* "
         (table_of("a;b;class\n" + "1,5;2;x\n" * 3), [], "by commas, not by ';', and"),
         (table_of("class,a\nx,1\nx,2\ny,\ny,4\n"), [], "'' in record 3"),
         (npz_of(X=(9, 8, 8), y=(9,)), [], "rename them: np.savez"),
+        (broken_pictures, [], r"\d\d files cannot be used.*bad.png .*bad.png "),
         (classes_of(4, 4), [], 'learner.kind = "classifier" in a config'),
         (classes_of(*[1] * 30), [], r"0 of its 30 classes \(or tasks\) have two ex"),
         (npz, ["--target", "y"], "target is for other sources than npz"),

@@ -145,10 +145,6 @@ def by_setting(
 # --- Finite pairs that dominate, or are dominated, in any composition ---
 
 _CACHED = 256  # settings whose pairs are cached, for each kind
-# Finest useful lattice spacing over the mean gap between losses: for lower bounds,
-# where nearly empty cells waste probability; and for upper bounds.
-_SPACING_BELOW = 3.2
-_SPACING_ABOVE = 0.5
 # Number of losses of the coarser pair from which moments are computed.
 _FEW_LOSSES = 512
 # Bound of the error of a loss, the log of a rounded ratio, over 1 + its size.
@@ -227,18 +223,21 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
         a, b, c, d = by_setting(lambda u, *s: self._pair(*s).tails(u), u, *fields)
         return scaled((a, b), self.outer_rate), scaled((c, d), self.outer_rate)
 
+    def values(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `FiniteValues`: of the finite pair."""
+        pair = self._pair(*(float(field) for field in self.fields[1:]))
+        drawn = float(self.outer_rate) * pair.mass
+        loss, mass = np.append(pair.loss, 0.0), np.append(drawn, 1 - drawn.sum())
+        kept = mass > 0
+        return loss[kept], np.log(mass[kept])
+
     def log_kept(self) -> Array:
         """See `PrivacyLoss`: truncated probability is charged as an infinite loss."""
         return np.log1p(self.outer_rate * np.expm1(self._facts()[0]))
 
-    def least_spacing(self) -> Array:
-        """See `BoundingPair`: in proportion to the mean gap between losses."""
-        spacing = np.where(self.above > 0, _SPACING_ABOVE, _SPACING_BELOW)
-        return spacing * self._facts()[1]
-
     def certified_error(self) -> tuple[Array, Array]:
         """See `BoundingPair`."""
-        return tuple(self._facts()[3:])
+        return tuple(self._facts()[2:])
 
     def profile_error(self) -> Array:
         """See `Profile`."""
@@ -246,7 +245,7 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
 
     def tail_displacement(self, u: Array) -> Array:
         """See `Profile`: losses are rounded logarithms of rounded ratios."""
-        return np.zeros_like(u) + _LOSS_ERROR * (1 + self._facts()[2])
+        return np.zeros_like(u) + _LOSS_ERROR * (1 + self._facts()[1])
 
     @classmethod
     def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
@@ -257,16 +256,15 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
         return np.stack(log_excess_of_atoms(*given, rule))
 
     def _facts(self) -> np.ndarray:
-        """Returns (5, ...): `log_kept`, mean gap, largest loss, `certified_error`."""
+        """Returns (4, ...): `log_kept`, largest loss, `certified_error`."""
 
         def facts(usable: np.ndarray, *setting: float) -> np.ndarray:
             if not usable.any():
-                return np.zeros((5, len(usable)))
+                return np.zeros((4, len(usable)))
             pair = self._pair(*setting)
             log_kept = np.log1p(-pair.rate * pair.lost * (1 + 1e-9))
-            gap = np.sum(np.diff(pair.loss) * pair.mass[1:])
             largest = np.abs(pair.loss).max(initial=0.0)
-            found = log_kept, gap, largest, pair.mass_error, pair.ratio_error
+            found = log_kept, largest, pair.mass_error, pair.ratio_error
             return usable * np.array(found)[:, None]
 
         usable = ~np.asarray(self.is_unprotected | self.loses_nothing)
@@ -375,8 +373,8 @@ def _bounding_rows(
         g, value = _convex(g, high)
     else:
         g, value = _convex(*_below_chords(g, low, high))
-        # Lowered by the rounding error of the pair's probabilities.
-        value = value * (1 - GAIN_ROUNDING)
+    # The rounding error of the pair's probabilities.
+    value = value * (1 + GAIN_ROUNDING if above > 0 else 1 - GAIN_ROUNDING)
     infinite = float(value[-1])
     return _rows_of(g, value, infinite), infinite
 

@@ -336,5 +336,5 @@ class BoundingPair(Bounds):
         """Returns bounds of the errors of log H_g and of log g, in nats a step."""
 
     @abc.abstractmethod
-    def least_spacing(self) -> Array:
-        """Returns the lattice spacing below which the interval stops narrowing."""
+    def values(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `FiniteValues`: thousands of losses, near one another."""

@@ -16,6 +16,10 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.certified import composition, lattice, method
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
+from jaxdp_episodic.accountant.methods.certified.plan import (
+    split_at_values,
+    with_splits,
+)
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
@@ -241,11 +245,11 @@ def test_settings_that_lose_nothing_or_everything():
 def test_ends_that_cross_fall_back_on_renyis_bound(monkeypatch):
     """With too much mass in the lower distribution."""
 
-    def lower_with(points, bins, tilt):
+    def lower_with(points, bins):
         masses, _ = lattice.upper_masses(points, bins)
-        return 1.1 * lattice.joined_bins(points, masses), 0.0
+        return 1.1 * lattice.joined_bins(points, masses)
 
-    monkeypatch.setattr(lattice, "lower_distribution", lower_with)
+    monkeypatch.setattr(lattice, "lower_masses", lower_with)
     by_lattice(monkeypatch)
     monkeypatch.setattr(composition, "_LACKING", math.inf)
     run = one_run("sampled", 10, noise=3.0)
@@ -272,12 +276,9 @@ LATTICES = [(0.3, 1.0, 0.1, 0.05, 60), (3e-4, 1.9, 1.5e-3, -2.1e-4, 400)]
 
 
 @pytest.mark.parametrize("p, s, spacing, center, count", LATTICES)
-@pytest.mark.parametrize("tilt, may_shift", [(0.1, True), (1.0, False), (30.0, True)])
-def test_the_lower_distribution_is_below(p, s, spacing, center, count, tilt, may_shift):
+def test_the_lower_distribution_is_below(p, s, spacing, center, count):
     points, bins = bins_of(p, s, spacing, center, count)
-    masses, shift = lattice.lower_distribution(points, bins, tilt, may_shift=may_shift)
-    assert may_shift or shift == 0
-    losses = points[::2] + shift
+    masses, losses = lattice.lower_masses(points, bins), points[::2]
     # between its losses, where the lower profile is straight and the true one is
     # convex, and right beside the losses
     for u in np.sort(np.concatenate([losses[:20], losses[:20] + 0.4 * spacing])):
@@ -290,14 +291,48 @@ def test_the_lower_distribution_is_below(p, s, spacing, center, count, tilt, may
         assert mine <= exact * (1 + 1e-12) + 1e-18
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_the_lower_distribution_of_atoms_is_below(seed):
+    """Single losses, a bulk, steep ends, a spike; grids fine and coarse."""
+    rng = np.random.default_rng(seed)
+    number, scale = int(rng.integers(1, 60)), math.exp(rng.uniform(-10, 4))
+    losses = (
+        rng.normal(0, 1, number),
+        np.linspace(-1, 1, number),
+        rng.exponential(1, number) - 0.01,
+        np.append(0.0, rng.standard_cauchy(number).clip(-9, 9)),
+    )[seed % 4] * scale
+    mass = np.exp(rng.uniform(-60, 0, len(losses)))
+    if seed % 3:
+        mass = np.exp(-5 * (losses / scale) ** 2)
+    spacing = scale * math.exp(rng.uniform(-5, 1))
+    places = np.floor(losses / spacing)
+    grid = np.unique(np.add.outer([-1.0, 0.0, 1.0, 2.0], places)) * spacing
+    points = with_splits(grid)
+    split_at_values(points, losses, 0.0)
+    error = (1e-15, 1e-7)[seed % 2] * mass
+    bins = lattice.bins_of_masses(points, losses, mass, error)
+    masses, sure = lattice.lower_masses(points, bins), mass - error
+    assert np.all(masses >= 0)
+    for u in np.concatenate([[-1e3], grid, losses, grid + 0.3 * spacing]):
+        true = math.fsum(sure * np.maximum(-np.expm1(np.minimum(u - losses, 0)), 0))
+        mine = math.fsum(masses * np.maximum(-np.expm1(np.minimum(u - grid, 0)), 0))
+        assert mine <= true * (1 + 1e-13)
+    # A single atom may be lowered by a whole cell; evenly spaced ones hardly change.
+    if seed % 4 == 1 and seed % 3 and spacing < 0.05 * scale and number > 30:
+        true = mass @ np.maximum(-np.expm1(-losses), 0)
+        mine = masses @ np.maximum(-np.expm1(-grid), 0)
+        assert mine > 0.99 * true
+
+
 def test_errors_of_the_masses_go_to_the_safe_side():
     points, bins = bins_of(*LATTICES[0])
-    masses, _ = lattice.lower_distribution(points, bins, 1.0, may_shift=False)
+    masses = lattice.lower_masses(points, bins)
     doubtful = bins._replace(
         mass_error=bins.mass_error + 1e-6 * (bins.bottom + bins.top),
         top_error=bins.top_error + 1e-6 * bins.top,
     )
-    less, _ = lattice.lower_distribution(points, doubtful, 1.0, may_shift=False)
+    less = lattice.lower_masses(points, doubtful)
     gain = points[::2]
     assert less @ np.expm1(gain) + less.sum() < masses @ np.expm1(gain) + masses.sum()
 

@@ -191,7 +191,7 @@ def _of_one(
     if up:
         found, infinite = lattice.upper_masses(points, bins)
     else:
-        found, _ = lattice.lower_distribution(points, bins, tilt, may_shift=False)
+        found = lattice.lower_masses(points, bins)
     masses = np.zeros(int(index[-1] - index[0]) + 1)
     masses[index - index[0]] = found
     return Kernel.of(int(index[0]), masses, infinite, spacing.step, up=up)
@@ -309,7 +309,7 @@ def _coarser(
         points = 0.5 * spacing.step * np.arange(2 * first, 2 * last + 1)
         losses = spacing.step / parts * fine.index
         bins = lattice.bins_of_masses(points, losses, fine.masses, 4e-15 * fine.masses)
-        masses, _ = lattice.lower_distribution(points, bins, tilt, may_shift=False)
+        masses = lattice.lower_masses(points, bins)
         return Kernel.of(first, masses, fine.infinite, spacing.step, up=False)
     # Each is split to the two points around it, with P- and Q-probability kept.
     before = fine.first - first * parts

@@ -29,6 +29,7 @@ from jaxdp_episodic.accountant.methods.certified.plan import (
     graded_grid,
     log_weight,
     make_plan,
+    split_at_values,
     with_splits,
 )
 from jaxdp_episodic.accountant.numerics.lattice_sums import (
@@ -252,7 +253,7 @@ class Lattice(NamedTuple):
     """The upper and lower distributions of all steps on one lattice."""
 
     spacing: float  # of the lattice, nats
-    offsets: tuple[float, float]  # of the lower and of the upper sums
+    offset: float  # of the sums
     uppers: list[Summand]  # of each step
     lowers: list[Summand]  # of each step
     infinite: float  # upper probability of an infinite loss of the sum
@@ -387,21 +388,18 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
         anchors.append(places.tolist())
         distances.append(places[1:] - places[0])
         weights.append(step.count * weight[1:])
-    finest = [
-        float(step.loss.least_spacing())
-        for step in steps
-        if isinstance(step.loss, BoundingPair)
-    ]
-    furthest = max(abs(each[0]) for each in anchors)
-    spacing = max(plan.spacing, *finest, 1e-12 * furthest)
+    spacing = max(plan.spacing, 1e-12 * max(abs(each[0]) for each in anchors))
     spacing = aligned(spacing, np.concatenate(distances), np.concatenate(weights))
     centers = _centered(direction, anchors, spacing)
     grids, points = [], []
     for step, each, center, span in zip(
         steps, anchors, centers, plan.ranges, strict=True
     ):
-        if isinstance(step.loss, FiniteValues):
+        losses = np.empty(0)
+        if isinstance(step.loss, lattice.Finite):
             losses, _ = lattice.atoms_of(step.loss, backward=backward)
+            if isinstance(step.loss, BoundingPair):
+                losses = losses[(losses >= span[0]) & (losses <= span[1])]
             below = np.floor((losses - center) / spacing)
             grid = np.unique(np.add.outer([-1.0, 0.0, 1.0, 2.0], below))
         else:
@@ -411,8 +409,9 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
             return None
         grids.append(grid)
         points.append(with_splits(center + grid * spacing))
+        split_at_values(points[-1], losses, _AT_POINT * spacing)
     bins = _bins(direction, points, spacing)
-    uppers, lowers, shifts, infinite = [], [], [], 0.0
+    uppers, lowers, infinite = [], [], 0.0
     displaced = _displacement(steps, points)
     for step, grid, each, here in zip(steps, grids, points, bins, strict=True):
         masses, lost = lattice.upper_masses(each, here)
@@ -421,18 +420,16 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
             return None
         infinite += step.count * lost
         uppers.append(Summand(grid, each[::2], masses, step.count))
-        masses, shift = lattice.lower_distribution(each, here, plan.tilt)
+        masses = lattice.lower_masses(each, here)
         if not masses.sum() <= 1 + _LACKING:
             return None
-        lowers.append(Summand(grid, each[::2] + shift, masses, step.count))
-        shifts.append(step.count * shift)
-        if isinstance(step.loss, FiniteValues):
+        lowers.append(Summand(grid, each[::2], masses, step.count))
+        if isinstance(step.loss, lattice.Finite):
             displaced += step.count * _AT_POINT * spacing
     offset = math.fsum(
         step.count * center for step, center in zip(steps, centers, strict=True)
     )
-    low = offset + math.fsum(shifts)
-    return Lattice(spacing, (low, offset), uppers, lowers, infinite, displaced)
+    return Lattice(spacing, offset, uppers, lowers, infinite, displaced)
 
 
 def _bins(
@@ -440,7 +437,7 @@ def _bins(
 ) -> list[BinMasses]:
     """Returns the probabilities of the bins between the points of every step."""
     steps, backward = direction.steps, direction.backward
-    smooth = [not isinstance(step.loss, FiniteValues) for step in steps]
+    smooth = [not isinstance(step.loss, lattice.Finite) for step in steps]
     tails = iter(
         _tails(
             [step for step, is_smooth in zip(steps, smooth, strict=True) if is_smooth],
@@ -452,7 +449,7 @@ def _bins(
         lattice.bins_of_values(
             each, step.loss, backward=backward, slack=_AT_POINT * spacing
         )
-        if isinstance(step.loss, FiniteValues)
+        if isinstance(step.loss, lattice.Finite)
         else lattice.bin_masses(each, *next(tails))
         for step, each in zip(steps, points, strict=True)
     ]
@@ -492,7 +489,7 @@ def _centered(
     # Off the lattice a peak narrower than the spacing would cost a whole bin.
     centers = [each[0] for each in anchors]
     for i, step in enumerate(direction.steps):
-        if isinstance(step.loss, FiniteValues):
+        if isinstance(step.loss, lattice.Finite):
             # Several atoms in one cell are treated as a peak.
             losses, log_mass = lattice.atoms_of(step.loss, backward=direction.backward)
             near = np.abs(losses - centers[i]) < _ONE_CELL * spacing
@@ -503,7 +500,7 @@ def _centered(
     peaks = [
         i
         for i, step in enumerate(direction.steps)
-        if not isinstance(step.loss, FiniteValues) and len(anchors[i]) == 1
+        if not isinstance(step.loss, lattice.Finite) and len(anchors[i]) == 1
     ]
     # The bin around 0 of a symmetric loss is centered already.
     moving = [i for i in peaks if not direction.steps[i].loss.is_symmetric]
@@ -537,7 +534,7 @@ def _ends(
         whole = lattice_sum(
             summands,
             laid.spacing,
-            laid.offsets[up],
+            laid.offset,
             plan.tilt,
             plan.log_cut,
             plan.epsilon,

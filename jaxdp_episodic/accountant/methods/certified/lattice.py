@@ -12,7 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import float64_boundary
-from jaxdp_episodic.accountant.losses.privacy_loss import FiniteValues, Profile
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    BoundingPair,
+    FiniteValues,
+    Profile,
+)
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.numerics.loops import Array
 
@@ -243,15 +247,17 @@ def joined_bins(points: np.ndarray, masses: np.ndarray) -> np.ndarray:
 
 # --- Steps with finitely many losses ---
 
+Finite = FiniteValues | BoundingPair
 
-def atoms_of(loss: FiniteValues, *, backward: bool) -> tuple[np.ndarray, np.ndarray]:
+
+def atoms_of(loss: Finite, *, backward: bool) -> tuple[np.ndarray, np.ndarray]:
     """Returns (J,) losses of one direction, and their log-probabilities."""
     losses, log_masses = loss.values()
     return (-losses, log_masses - losses) if backward else (losses, log_masses)
 
 
 def bins_of_values(
-    points: np.ndarray, loss: FiniteValues, *, backward: bool, slack: float = 0.0
+    points: np.ndarray, loss: Finite, *, backward: bool, slack: float = 0.0
 ) -> BinMasses:
     """Computes `bin_masses` for one direction of a step with finitely many losses."""
     # An atom's probability is known to 1e-15 of itself, a difference of tails to 1e-15
@@ -275,209 +281,191 @@ def bins_of_masses(
     cell, atoms = cell[inside], losses[inside]
     start = points[cell]
     share = np.expm1(start - atoms) / np.expm1(start - points[cell + 1])
+    under_mass = float((mass + error)[under].sum())
+    # Halves of an atom between two grid points belong to the bins on either side.
+    split = (cell % 2 == 1) & (share == 0)
+    half = np.where(split, 0.5, 1.0)
 
     def summed(weights: np.ndarray) -> np.ndarray:
-        return np.bincount(cell, weights, minlength=len(points) - 1)
+        return np.bincount(cell, half * weights, minlength=len(points) - 1)
 
-    gain = mass[over] @ -np.expm1(points[-1] - losses[over])
+    def below(weights: np.ndarray) -> np.ndarray:
+        return np.bincount(cell[split] - 1, 0.5 * weights[split], len(points) - 1)
+
+    mass, error, (far, doubt) = mass[inside], error[inside], (mass[over], error[over])
+    gain = far @ -np.expm1(points[-1] - losses[over])
     return BinMasses(
-        bottom=summed((1 - share) * mass[inside]),
-        top=summed(share * mass[inside]),
-        top_error=summed(share * error[inside]),
-        mass_error=summed(error[inside]),
+        bottom=summed((1 - share) * mass),
+        top=summed(share * mass) + below(mass),
+        top_error=summed(share * error) + below(error),
+        mass_error=summed(error) + below(error),
         atom=0.0,
         atom_error=0.0,
-        above=float(mass[over].sum()),
-        above_error=float(error[over].sum()),
-        above_gain=max(float(gain - error[over].sum()), 0.0),
-        below=float((mass + error)[under].sum()),
+        above=float(far.sum()),
+        above_error=float(doubt.sum()),
+        above_gain=max(float(gain - doubt.sum()), 0.0),
+        below=under_mass,
     )
 
 
-# Reference: docs/proofs.md, "The two ends of an interval".
+# --- The lower distribution: docs/proofs.md, "The two ends of an interval" ---
 
-# Targets that are tried, as shares of the gain that its bins can give a grid point.
-_TARGET_SHARES = (0.7, 0.85, 0.95, 1.0)
-# Distance of grid points, in nats, beyond which a loss is computed as at this one: its
-# exponential would overflow, and the upper point gets at most e^-690 of it.
+# Widest bin, in nats, that is shared out to both ends; exponentials overflow beyond.
 _MOST_NATS = 690.0
-# Probability of a grid point above which shifts are tried.
-_PEAK_MASS = 0.005
-# Grid points on either side of the heaviest one by which shifts are compared.
-_NEAR = 400
-# Largest shift of the grid, as a share of the heaviest point's distance to the next.
-_LARGEST_SHIFT = 0.4
-# Number of shifts of either sign that are tried, then of halvings of the step.
-_SCANNED = 4
-_HALVINGS = 9
-# Relative margin by which shares are below the rounded quotients.
-_SHARE_MARGIN = 1e-13
-# Rounding error of a sum of products over the sum of their absolute values.
-_SUM_ERROR = 2e-15
-# Largest exponent of the moment by which candidates are compared.
+# Largest size of a loss, in nats, at which the room for gaps is computed.
 _MOST_EXPONENT = 300.0
+# Share of the room for gaps that is used, if smaller ones elsewhere do.
+_ROOM = 0.5
+# Share of a bin's probability that makes up for its rounding errors.
+_ENOUGH = 1e-9
+# Relative rounding error of a gap and of a probability that follows from gaps.
+_GAP_ERROR = 1e-14
+# The same of a probability for each point that was left out.
+_MOVE_ERROR = 1e-15
 
 
-class _Halves(NamedTuple):
-    """Probability, gain and loss of both halves of each bin, rounded safely."""
-
-    mass_a: np.ndarray
-    mass_b: np.ndarray
-    gain_a: np.ndarray
-    gain_b: np.ndarray
-    loss_a: np.ndarray
-    loss_b: np.ndarray
-    above_gain: float
-
-
-def lower_distribution(
-    points: np.ndarray, bins: BinMasses, tilt: float, *, may_shift: bool = True
-) -> tuple[np.ndarray, float]:
-    """Returns the best lower distribution on ``points[::2]``, and its shift."""
-    # Which target wastes least depends on the slope of the density. Shifts of the grid
-    # are tried since a peak next to the heaviest grid point would waste a whole bin.
-    atom = np.where(points[::2] == 0, max(bins.atom - bins.atom_error, 0.0), 0.0)
-    shifts = {0.0}
-    if may_shift and not atom.any():
-        shifts.add(_best_shift(points, bins, tilt))
-    found = [_best_masses(points, bins, tilt, shift) for shift in shifts]
-    _, masses, shift = max(found, key=lambda one: one[0])
-    return masses + atom, shift
+def lower_masses(points: np.ndarray, bins: BinMasses) -> np.ndarray:
+    """Returns the lower distribution on ``points[::2]``."""
+    mass = np.maximum(bins.bottom + bins.top - bins.mass_error, 0.0)
+    whole = mass[::2] + mass[1::2]
+    used = np.flatnonzero(whole)
+    # The last bin that is used goes to its lower end; so that it makes up for rounding,
+    # all bins from one on that has enough, if need be; then all bins.
+    enough = np.cumsum(whole[used][::-1])[::-1][1:] > _ENOUGH * whole[used][:-1]
+    lasts = [*used[-1:], *used[1:][enough][-1:], 0]
+    found = (_shared_out(points, bins, mass, int(last)) for last in lasts)
+    masses = next(one for one in found if one is not None)
+    atom = max(bins.atom - bins.atom_error, 0.0)
+    return masses + np.where(points[::2] == 0, atom, 0.0)
 
 
-def _best_masses(
-    points: np.ndarray, bins: BinMasses, tilt: float, shift: float
-) -> tuple[float, np.ndarray, float]:
-    """Returns the candidate with the largest moment ``E e^{tilt L}``; moment first."""
-    losses = points[::2] + shift
-    tilt = min(tilt, _MOST_EXPONENT / max(float(losses[-1]), 1e-300))
-    growth = np.exp(tilt * losses)
-    halves = _halves(points, bins, shift)
-    best = -math.inf, np.zeros(len(losses)), shift
-    for target in _targets(halves):
-        masses = _share_out(halves, target)
-        # np.sum: a BLAS product would wake its threads, see `quadrature.in_blocks`.
-        best = max(best, (float(np.sum(masses * growth)), masses, shift), key=_first)
-    return best
-
-
-def _best_shift(points: np.ndarray, bins: BinMasses, tilt: float) -> float:
-    """*Estimates* the best shift from the bins near the heaviest grid point."""
-    mass = bins.bottom + bins.top
-    around = np.append(mass[::2], 0.0) + np.append(0.0, mass[1::2])
-    heaviest = int(np.argmax(around))
-    if around[heaviest] < _PEAK_MASS or not 0 < heaviest < len(around) - 1:
-        return 0.0
-    first, last = max(heaviest - _NEAR, 0), min(heaviest + _NEAR, len(around) - 1)
-    few = points[2 * first : 2 * last + 1]
-    parts = {
-        name: getattr(bins, name)[2 * first : 2 * last]
-        for name in ("bottom", "top", "top_error", "mass_error")
-    }
-    near = bins._replace(**parts, above_gain=0.0)
-    step = _LARGEST_SHIFT * float(
-        min(np.diff(points[::2][heaviest - 1 : heaviest + 2]))
-    )
-
-    def tried(shifts: Sequence[float]) -> tuple[float, np.ndarray, float]:
-        return max((_best_masses(few, near, tilt, s) for s in shifts), key=_first)
-
-    best = tried([step * i / _SCANNED for i in range(-_SCANNED, _SCANNED + 1)])
-    step /= _SCANNED
-    for _ in range(_HALVINGS):
-        step /= 2
-        best = max(best, tried([best[2] - step, best[2] + step]), key=_first)
-    return best[2]
-
-
-def _first(found: tuple[float, np.ndarray, float]) -> float:
-    return found[0]
-
-
-def _halves(points: np.ndarray, bins: BinMasses, shift: float) -> _Halves:
-    """Returns the halves of the bins for the grid ``points[::2] + shift``."""
+def _shared_out(
+    points: np.ndarray, bins: BinMasses, mass: np.ndarray, last: int
+) -> np.ndarray | None:
+    """Returns the lower distribution if bins from the last one on are not shared."""
+    # Its profile lies below the true one by a gap at each grid point: so large that the
+    # chord over each bin of the grid is below a line that is below the true profile.
     grid = points[::2]
-    first, whole = points[1::2] - grid[:-1], grid[1:] - grid[:-1]
-    nothing = np.zeros_like(whole)
-    parts = []
-    for half, low, high in ((0, nothing, first), (1, first, whole)):
-        bottom, top = bins.bottom[half::2], bins.top[half::2]
-        error, top_error = bins.mass_error[half::2], bins.top_error[half::2]
-        mass, sure = bottom + top, np.maximum(top - top_error, 0.0)
-        # 1 - e^{u - l} at both ends l of the half, u the lower grid point
-        near, far = -np.expm1(shift - low), -np.expm1(shift - high)
-        size = mass * np.abs(near) + sure * (far - near)
-        gain = mass * near - error * np.abs(near) + sure * (far - near)
-        gain -= _SUM_ERROR * size
-        # e^{v - l} - 1 at both ends, v the upper grid point
-        near = np.expm1(np.minimum(whole - high + shift, _MOST_NATS))
-        far = np.expm1(np.minimum(whole - low + shift, _MOST_NATS))
-        size = mass * np.abs(far) + sure * (far - near)
-        loss = mass * far + error * np.abs(far) - sure * (far - near)
-        loss += _SUM_ERROR * size
-        # Probability that may be below its grid point is dropped; a negative loss is 0.
-        kept = np.where(gain >= 0, np.maximum(mass - error, 0.0), 0.0)
-        parts.append((kept, np.maximum(gain, 0.0), np.maximum(loss, 0.0)))
-    (mass_a, gain_a, loss_a), (mass_b, gain_b, loss_b) = parts
-    above = max(bins.above_gain * (1 - _SHARE_MARGIN), 0.0) if shift <= 0 else 0.0
-    # The probability above the last grid point is merged into it but not added: at a
-    # large tilt it would outweigh all the rest.
-    return _Halves(mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above)
+    width = np.diff(grid)
+    top = np.minimum(np.maximum(bins.top - bins.top_error, 0.0), mass)
+    bottom, most = mass - top, bins.bottom + bins.top + bins.mass_error
+    shared = (np.arange(len(width)) < last) & (width < _MOST_NATS)
+    width = np.where(shared, width, _MOST_NATS)
+    first = np.where(shared, points[1::2] - grid[:-1], 0.0)
+    second = np.where(shared, grid[1:] - points[1::2], 0.0)
+    share, middle = np.expm1(-first) / np.expm1(-width), top[::2] + bottom[1::2]
+    raised = np.where(shared, share * middle + top[1::2], 0.0)
+    rest = np.where(shared, (1 - share) * middle, middle + top[1::2])
+    masses = np.append(bottom[::2] + rest, 0.0) + np.append(0.0, raised)
+    # E[1 - e^{u - L}] of the losses L from u, the bin's lower end, to the point in
+    # between, and to v, its upper end; E[e^{v - L} - 1] to v likewise.
+    high = np.minimum(bins.top + bins.top_error, most)
+    low = most - np.minimum(top, most)
+    near, whole = -np.expm1(-first), np.where(shared, -np.expm1(-width), 0.0)
+    gain = high[::2] * near
+    whole_gain = gain + (most - high)[1::2] * near + high[1::2] * whole
+    near, whole = np.expm1(second), np.where(shared, np.expm1(width), 0.0)
+    loss = low[1::2] * near
+    whole_loss = loss + (most - low)[::2] * near + low[::2] * whole
+    gaps = _gaps(grid, masses, (gain, whole_gain), (loss, whole_loss))
+    return _lowered(grid, masses, gaps * (1 + _GAP_ERROR))
 
 
-def _targets(halves: _Halves) -> list[np.ndarray]:
-    """Returns candidates for the gain and loss of each grid point."""
-    _, _, gain_a, gain_b, loss_a, loss_b, above_gain = halves
-    gains, losses = np.append(gain_a, above_gain), np.append(0.0, loss_b)
-    larger = np.maximum(gains, losses)
-    most = np.minimum(
-        np.append(gain_a + gain_b, above_gain), np.append(0.0, loss_a + loss_b)
+def _gaps(
+    grid: np.ndarray,
+    masses: np.ndarray,
+    gains: tuple[np.ndarray, np.ndarray],
+    losses: tuple[np.ndarray, np.ndarray],
+) -> np.ndarray:
+    """Returns sufficient gaps at the grid points."""
+    # A line that touches the profile at the point in between needs gain and loss; one
+    # that touches it at u needs 0 and the whole loss. As no gap may exceed the room
+    # above 0 and 1 - g, the others are better beside steep ends of the density.
+    ratio = np.exp(np.clip(grid, -_MOST_EXPONENT, _MOST_EXPONENT))
+    step, density = np.diff(ratio), masses / ratio
+    below = np.append(0.0, np.cumsum(np.cumsum(density[:-1]) * step))
+    above = np.cumsum(np.cumsum(density[:0:-1]) * step[::-1])[::-1]
+    gain, loss = np.append(gains[0], 0.0), np.append(0.0, losses[0])
+    gaps = np.maximum(
+        np.minimum(gain, np.maximum(_ROOM * below, loss)),
+        np.minimum(loss, np.maximum(_ROOM * np.append(above, 0.0), gain)),
     )
-    result = [larger]
-    for share in _TARGET_SHARES:
-        target = np.minimum(larger, share * most)
-        # A bin that gives less than its half to one grid point gives more to the other.
-        fewer_losses = np.maximum(loss_b - target[1:], 0.0)
-        fewer_gains = np.maximum(gain_a - target[:-1], 0.0)
-        more = np.zeros(len(larger))
-        more[:-1] = np.where(
-            fewer_losses > 0, gain_a + fewer_losses * _ratio(gain_b, loss_b), 0.0
-        )
-        more[1:] = np.where(
-            fewer_gains > 0,
-            np.maximum(more[1:], loss_b + fewer_gains * _ratio(loss_a, gain_a)),
-            more[1:],
-        )
-        result.append(np.maximum(target, more))
-    return result
+    for one, other, part, rest in (
+        (gaps[:-1], gaps[1:], gains, losses),
+        (gaps[1:], gaps[:-1], losses, gains),
+    ):
+        lack = 1 - one / np.maximum(np.maximum(part[0], one), 1e-300)
+        more = rest[0] + lack * (rest[1] - rest[0])
+        other[:] = np.where(one < part[0], np.maximum(other, more), other)
+    return gaps
 
 
-def _share_out(halves: _Halves, target: np.ndarray) -> np.ndarray:
-    """Returns probabilities on the grid points with these gains and losses, or less."""
-    # In each bin (1 - x) gain_a + y gain_b is the target of the lower grid point, and x
-    # loss_a + (1 - y) loss_b that of the upper one.
-    mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above_gain = halves
-    lack_gain, lack_loss = target[:-1] - gain_a, target[1:] - loss_b
-    # Across hundreds of nats losses overflow: then all goes to the lower grid point.
-    with np.errstate(over="ignore", invalid="ignore"):
-        determinant = gain_b * loss_a - gain_a * loss_b
-        scale = np.where(determinant > 0, determinant, 1.0)
-        x = (lack_gain * loss_b + lack_loss * gain_b) / scale
-        y = (lack_gain * loss_a + lack_loss * gain_a) / scale
-    near = np.isfinite(x) & np.isfinite(y)
-    x = np.where(near & (determinant > 0), np.clip(x, 0.0, 1.0), 0.0)
-    y = np.where(near & (determinant > 0), np.clip(y, 0.0, 1.0), 1.0 - near)
-    gain = np.append((1 - x) * gain_a + y * gain_b, above_gain)[1:]
-    loss = x * loss_a + (1 - y) * loss_b
-    # Shares are a little below the rounded quotient.
-    kept = np.minimum(gain / np.where(loss > 0, loss, 1.0) * (1 - 1e-14), 1.0)
-    kept = np.where(loss > 0, kept, 1.0)
-    to_upper = x * mass_a + (1 - y) * mass_b
-    masses = np.zeros(len(target))
-    masses[:-1] += (1 - x) * mass_a + y * mass_b + (1 - kept) * to_upper
-    masses[1:] += kept * to_upper
-    return masses
+def _lowered(
+    grid: np.ndarray, masses: np.ndarray, gaps: np.ndarray
+) -> np.ndarray | None:
+    """Returns probabilities of a profile lowered by gaps; None if one is below 0."""
+    last = int(np.flatnonzero(masses).max(initial=0))
+    if gaps[last] > 0:
+        return None
+    used = np.flatnonzero((masses[: last + 1] > 0) | (gaps[: last + 1] > 0))
+    # At g = 0 there is no gap.
+    x = np.append(-math.inf, grid[used])
+    masses, gaps = np.append(0.0, masses[used]), np.append(0.0, gaps[used])
+    kept, masses = _convex(x, masses, gaps)
+    found, size = _with_gaps(x[kept], masses, gaps[kept])
+    found -= _GAP_ERROR * size
+    found -= (_GAP_ERROR + _MOVE_ERROR * (len(x) - len(kept))) * masses
+    # What rounding has made negative is taken from larger losses.
+    missing, end = 0.0, 0
+    for i in np.flatnonzero(found < 0).tolist():
+        end = max(end, i)
+        while end < len(found) and (missing > 0 or found[end] < 0):
+            rest = float(found[end]) - missing
+            missing, found[end] = max(-rest, 0.0), max(rest, 0.0)
+            end += 1
+    result = np.zeros(len(grid))
+    result[used[kept[1:] - 1]] = found[1:]
+    return result if missing == 0 else None
 
 
-def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.where(b > 0, a / np.where(b > 0, b, 1.0), 0.0)
+def _with_gaps(
+    x: np.ndarray, masses: np.ndarray, gaps: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns probabilities if a profile is lowered by gaps, and the size of terms."""
+    width = np.minimum(np.diff(x), _MOST_NATS)
+    up, down = (
+        np.append(1 / np.expm1(width), 0.0),
+        np.append(0.0, -1 / np.expm1(-width)),
+    )
+    step = np.diff(gaps, prepend=gaps[:1], append=gaps[-1:])
+    size = np.append(gaps, 0.0) + np.append(0.0, gaps)
+    found = masses - step[1:] * up + step[:-1] * down
+    return found, size[1:] * up + size[:-1] * down
+
+
+def _convex(
+    x: np.ndarray, masses: np.ndarray, gaps: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the points between which the lowered profile is convex, and masses."""
+    # Left out are points at which it would be concave, until there is none.
+    todo = np.flatnonzero(_with_gaps(x, masses, gaps)[0] < 0).tolist()
+    if not todo:
+        return np.arange(len(x)), masses
+    at, mass, gap, number = x.tolist(), masses.tolist(), gaps.tolist(), len(x)
+    before, after = list(range(-1, number - 1)), list(range(1, number + 1))
+    kept = np.ones(number, bool)
+    while todo:
+        i = todo.pop()
+        left, right = before[i], after[i]
+        if not kept[i] or left < 0 or right == number:
+            continue
+        down = math.expm1(max(at[left] - at[i], -_MOST_NATS))
+        up = math.expm1(min(at[right] - at[i], _MOST_NATS))
+        if mass[i] >= (gap[right] - gap[i]) / up + (gap[i] - gap[left]) / down:
+            continue
+        kept[i], after[left], before[right] = False, right, left
+        share = down / math.expm1(max(at[left] - at[right], -_MOST_NATS))
+        mass[left] += (1 - share) * mass[i]
+        mass[right] += share * mass[i]
+        todo += [left, right]
+    return np.flatnonzero(kept), np.array(mass)[kept]

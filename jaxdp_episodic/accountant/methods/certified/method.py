@@ -90,8 +90,7 @@ LARGEST_LATTICE = 2**22
 # Cells of the largest lattice for the default widths.
 _USUAL_LATTICE = 2**20
 # Share of the lower and of the upper end's width for the lattice if bounding pairs of
-# random allocation use the rest. A lattice finer than the spacing of their losses
-# wastes probability of the lower distribution.
+# random allocation use the rest.
 _SHARE_OF_LATTICE = (0.3, 0.1)
 # Number of steps for which rounding errors alone are nats of log(delta).
 _MOST_STEPS = 1e14

@@ -475,3 +475,17 @@ def with_splits(grid: np.ndarray) -> np.ndarray:
     points = np.empty(2 * len(grid) - 1)
     points[::2], points[1::2] = grid, grid[:-1] + root**2 * before / (before + after)
     return points
+
+
+def split_at_values(points: np.ndarray, values: np.ndarray, slack: float) -> None:
+    """Moves the point in each bin of a grid to the middle one of the values inside."""
+    grid = points[::2]
+    values = np.sort(values)
+    cell = np.searchsorted(grid, values, side="right") - 1
+    inside = (cell >= 0) & (cell < len(grid) - 1)
+    values, cell = values[inside], cell[inside]
+    inside = (values - grid[cell] > slack) & (grid[cell + 1] - values > slack)
+    values, cell = values[inside], cell[inside]
+    bins, start, number = np.unique(cell, return_index=True, return_counts=True)
+    middle = values[start + (number - 1) // 2] + values[start + number // 2]
+    points[2 * bins + 1] = 0.5 * middle

@@ -41,6 +41,13 @@ def test_gaussians(noise, num_steps):
     assert mu <= found <= mu * (1 + 1e-14)
 
 
+@pytest.mark.parametrize("delta", [1e-12, 1e-3])
+def test_the_mu_of_one_point_is_rounded_up(delta):
+    mu = attacker._mu_at(1.0, delta)
+    reached = stats.norm.sf(1 / mu - mu / 2) - np.e * stats.norm.sf(1 / mu + mu / 2)
+    assert delta <= reached <= delta * (1 + 1e-3)
+
+
 SHARP = pytest.mark.parametrize(
     ("noise", "rate"),
     fast_and_slow(

@@ -11,6 +11,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from designs import sampled
+from jaxdp_episodic.accountant.questions import calibration
 from jaxdp_episodic.accountant.questions.calibration import Targets
 
 # These tests are about the Rényi bounds.
@@ -219,6 +220,20 @@ class TestRate:
         within = rdp_epsilon(step_with(sizes), **run) <= epsilon
         assert size == max(sizes[within], default=0)
 
+    @pytest.mark.parametrize(("small_units", "most"), [("keep", 10), ("error", 4)])
+    def test_no_size_above_what_small_units_permit(self, small_units, most):
+        pupils = jde.WithoutReplacement("pupil", size=1)
+        step = jde.GaussianStep(
+            jde.MultistageSampling(poisson(0.5, "school"), pupils),
+            noise_multiplier=1e4,
+            clip_unit="step",
+            neighboring_relation="zero_out",
+            population=jde.Population(children_counts=([2], [4, 10])),
+            small_units=small_units,
+        )
+        run = {"epsilon": 1.0, "delta": DELTA, "num_steps": 2}
+        assert rdp_rate(step, level="pupil", **run) == most
+
     def test_levels_of_grouped_classes(self):
         step = jde.GaussianStep(GROUPED, noise_multiplier=1.0)
         targets = {"epsilon": 4.0, "delta": 1e-5, "num_steps": 300}
@@ -322,6 +337,31 @@ def test_certified_ends_are_asked_where_the_contour_has_no_answer():
     assert np.all(jde.epsilon(noise_at(noise * (1 - 1e-6), step), **run) > 2)
 
 
+def test_the_error_of_an_exact_epsilon_is_added(monkeypatch):
+    plain = calibration.answer
+
+    def wide(*asked):
+        found = plain(*asked)
+        return found._replace(error=found.value / 8)
+
+    monkeypatch.setattr(calibration, "answer", wide)
+    step, run = sampled(0.1, 1.0), {"delta": DELTA, "num_steps": 9}
+    noise = jde.calibrate_noise_multiplier(step, epsilon=1.0, **run)
+    spent = jde.epsilon(noise_at(noise, step), **run) * (1 + 1 / 8)
+    assert 1 - 1e-6 < spent <= 1
+
+
+def test_a_coarse_tolerance_takes_fewer_evaluations(monkeypatch):
+    plain, asked = Targets.excess, []
+    monkeypatch.setattr(
+        Targets, "excess", lambda *a, **b: asked.append(b) or plain(*a, **b)
+    )
+    noise_of(tolerance=1e-7)
+    fine = len(asked)
+    noise_of(tolerance=0.1)
+    assert len(asked) < 2 * fine
+
+
 @pytest.mark.slow
 def test_nothing_is_compiled_after_an_epsilon(caplog):
     jax = pytest.importorskip("jax")
@@ -376,8 +416,9 @@ def test_noise_is_found_quickly(monkeypatch, rate, num_steps, most_draws, method
 
 def test_medium_targets_are_met_to_the_usual_tolerance():
     """Where the contour gives epsilon, also at targets above 50."""
-    step, run = sampled(0.5, 1.0), {"num_steps": 1000, "delta": 1e-5}
-    for target in (60.0, 1e3, 1e4):
+    step = sampled(0.5, 1.0)
+    for num_steps, target in ((1000, 60.0), (1000, 1e3), (1000, 1e4), (1, 1e3)):
+        run = {"num_steps": num_steps, "delta": 1e-5}
         noise = jde.calibrate_noise_multiplier(step, epsilon=target, **run)
         assert jde.epsilon(noise_at(noise, step), **run) <= target
         assert jde.epsilon(noise_at(noise * (1 - 1e-6), step), **run) > target

@@ -242,11 +242,11 @@ def banded(step: GaussianStep, bands: Bands | None) -> GaussianStep:
       bands: see `Bands`; None for independent noise.
 
     Raises:
-      NotImplementedError: groups below the protected level; people, whose examples may
-        lie in several groups; a level that is sampled without replacement and whose
-        groups have no public size; a `Population`.
+      NotImplementedError: groups below the protected level; people in several groups; a
+        level without replacement whose groups have no public size; a `Population`.
       ValueError: a group smaller than a sample.
     """
+    _validation.instance("step", step, GaussianStep, "a GaussianStep")
     return dataclasses.replace(step, bands=bands)
 
 

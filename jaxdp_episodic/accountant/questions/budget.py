@@ -238,6 +238,9 @@ def plan_budget(
             why = "steps before" if before else "epsilon=inf"
             raise ValueError(f"num_steps must be given with {why}, got None")
         if before:
+            for row in before:
+                one = row[0] if isinstance(row, Sequence) and len(row) == 2 else [row]
+                _validation.instance("before", one, GaussianStep, "(step, share) pairs")
             if any(epoch_scheme(one.design) or one.bands for one, _ in before):
                 raise NotImplementedError(
                     "before must be steps on all data; steps of epoch schemes, or with "

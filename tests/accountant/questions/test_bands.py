@@ -224,6 +224,22 @@ def test_what_has_no_theorem_is_refused(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda one: jde.banded(one, jde.Bands(2, level="a")), "step must be a Gauss"),
+        (lambda one: plan_budget(TWO, **ASKED, before=[(one, 0.1)]), "before must be"),
+        (
+            lambda one: plan_budget(TWO, **ASKED, before=[one]),
+            "must be .step, share. pairs",
+        ),
+    ],
+)
+def test_other_mechanisms_are_refused_by_name(make, message):
+    with pytest.raises(TypeError, match=message):
+        make(jde.LaplaceRelease(5.0))
+
+
 def test_a_report_and_an_event_are_of_one_group():
     report = jde.privacy_report(BANDED["a coin"], num_steps=8, delta=DELTA)
     (text,) = (text for text in report.preconditions if text.startswith("Groups:"))

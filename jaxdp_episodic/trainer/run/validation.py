@@ -89,11 +89,11 @@ class PrivateValidation:
         fixed: bool = False,
         noise: str = DISCRETE,
     ) -> None:
-        if epoch_scheme(step.design) is not None:
+        if epoch_scheme(step.design) is not None or step.bands is not None:
             raise NotImplementedError(
-                "a validation in epochs is not covered: a single step of an epoch has "
-                "no guarantee of its own; sample at every call (Poisson, "
-                "WithoutReplacement)"
+                "a validation in epochs or with bands is not covered: a single step of "
+                "an epoch has no guarantee of its own, and groups take turns; sample "
+                "at every call (Poisson, WithoutReplacement)"
             )
         checks.check_population(step, data)
         checks.check_owners(step, data)

@@ -393,6 +393,11 @@ def a_run_that_adapts(limits):
     )
 
 
+def test_a_validation_with_bands_is_refused_before_it_is_charged():
+    with pytest.raises(NotImplementedError, match="in epochs or with bands"):
+        PrivateValidation(classes(num_classes=12), BANDED, shots=1)
+
+
 QUOTAS = {"quotas": {"step": 6, "check": 3}}
 PRICES = {"prices": {"step": 2, "check": 1}, "budget": 9, "blocks": {"step": 2}}
 

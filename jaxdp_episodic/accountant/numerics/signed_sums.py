@@ -488,11 +488,13 @@ _NODE_DISTANCE = 0.28
 _CHORD_ERROR = 1e-5
 # Target for the relative error of D. The largest factor of it where D decreases
 # steeply, as epsilon's error is that of D over the slope; and the factor below each of
-# these levels of log D. A third of the error takes three times as long.
+# these levels of log D; and in a part of an epoch.
 _ERROR = 1.5e-4
 _STEEPEST = 8.0
 _LEVELS = (-30.0, -37.0)
 _LOOSER = 8.0
+_LOOSER_OF_PART = 1.6
+_MOST_FALL = 6.0  # of log D between nodes of a part of an epoch, by its slope so far
 _LEAST_LOG_D = -42.0  # nodes end where log D is below it
 _MOST_NODES = 400
 # Number of cells of the sums: at first, smallest and largest.
@@ -613,7 +615,7 @@ def profile_bounds(steps: int, count: int, shift: float) -> tuple[np.ndarray, ..
     for i, (a, b) in enumerate(itertools.pairwise(nodes)):
         end = i == len(nodes) - 2
         fall = max(log_d[i] - log_d[i + 1], 0.0)
-        within = _allowed(b.u, log_d[i], fall / (b.u - a.u))
+        within = _allowed(profile, b.u, log_d[i], fall / (b.u - a.u))
         number = math.ceil(fall / (_FALL * math.sqrt(within)))
         number = min(max(number, _FEWEST_LOSSES), _MOST_LOSSES)
         u = np.linspace(a.u, b.u, number + 1)[: number + end]
@@ -621,9 +623,10 @@ def profile_bounds(steps: int, count: int, shift: float) -> tuple[np.ndarray, ..
     return tuple(np.concatenate(part) for part in zip(*rows, strict=True))
 
 
-def _allowed(u: float, log_d: float, slope: float) -> float:
+def _allowed(profile: SignedProfile, u: float, log_d: float, slope: float) -> float:
     """Returns the relative error of D that a node may have."""
-    looser = _LOOSER ** sum(log_d < level for level in _LEVELS)
+    factor = _LOOSER if profile.count == profile.steps else _LOOSER_OF_PART
+    looser = factor ** sum(log_d < level for level in _LEVELS)
     return _ERROR * looser * min(max(1.0, u * slope), _STEEPEST)
 
 
@@ -651,7 +654,7 @@ def _nodes(profile: SignedProfile) -> tuple[list[Node], list[float]]:
         # At g = 1 D decreases with slope (1 - D) / 2 in g.
         slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
         slope = max(slope, 1e-3)
-        within = _allowed(u, log_d, slope)
+        within = _allowed(profile, u, log_d, slope)
         cells = int(cells * math.sqrt(max((1 - gains[0] / gains[1]) / within, 1e-3)))
         cells = min(max(cells, _FEWEST_CELLS), _MOST_CELLS)
         chord = 0.5 * within
@@ -660,6 +663,6 @@ def _nodes(profile: SignedProfile) -> tuple[list[Node], list[float]]:
             apart * (chord / _CHORD_ERROR) ** 0.125,
             math.sqrt(8 * chord / (slope * (1 + slope))),
         )
-        # If few of the profile's steps are run, D decreases sooner.
-        step = step if steps == count else min(step, max(deviation, 0.5 * u))
+        if steps != count:  # D decreases sooner
+            step = min(step, max(deviation, 0.5 * u), _MOST_FALL / slope)
         u += step

@@ -112,7 +112,7 @@ class Question(NamedTuple):
             if self.places[i] == EPSILON:
                 return 1 / by_noise
             return -inner._slope(i, numbers, at, held=held) / by_noise
-        scale = scale_of(self.places[i], missing[i])
+        scale = scale_of(self.places[i], np.broadcast_to(missing[i], answer.shape))
 
         def moved(displacement: np.ndarray) -> Any:
             return self._resolved(_displaced(missing, i, displacement))

@@ -294,6 +294,18 @@ def test_jvp_and_broadcasting() -> None:
     assert one.shape == () and one == pytest.approx(float(each.sum()), rel=1e-6)
 
 
+@pytest.mark.parametrize("orders", [7.5, np.array([3.0, 7.5])])
+def test_mixed_second_derivatives_of_a_curve(orders) -> None:
+    def curve(noise: Any, rate: Any) -> Any:
+        return traced.rdp(step(noise, rate), orders).sum()
+
+    with jax.enable_x64(True):
+        slope = jax.jit(jax.grad(curve))
+        (_, mixed), _ = jax.hessian(curve, (0, 1))(2.0, 0.1)
+        apart = (slope(2.0, 0.1001) - slope(2.0, 0.0999)) / 2e-4
+    np.testing.assert_allclose(mixed, apart, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_second_derivatives_and_no_third() -> None:
     with jax.enable_x64(True):

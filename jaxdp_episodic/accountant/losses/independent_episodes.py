@@ -173,10 +173,12 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         count = 1.0 + np.arange(index.size) - start[index]
         log_weight, any_rate = _log_weight(episodes[index], count, eta[index])
         log_any, order, shift = np.log(any_rate), 1 + t[index], count * s[index]
-        gaussian = log_expm1(0.5 * shift * shift * order * t[index])
-        upper = log_weight + log_any + gaussian
-        # At whole orders, the last and the first term of the binomial expansion.
-        last, first = order * log_any + gaussian, 2 * log_any + log_expm1(shift * shift)
+        gaussian = 0.5 * shift * shift * order * t[index]
+        upper = log_weight + log_any + log_expm1(gaussian)
+        # At whole orders, the last and the first term of the binomial expansion. Under
+        # zero_out P's and Q's means may be two shifts apart.
+        last = order * log_any + log_expm1(gaussian * (1 if self.is_symmetric else 4))
+        first = 2 * log_any + log_expm1(shift * shift)
         size = np.maximum(first + np.log(0.5 * order * t[index]), last)
         size = np.minimum(log_weight + size, upper)
 
@@ -197,11 +199,11 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         nats = _NEGLIGIBLE_IN_SEARCH if is_search else _NEGLIGIBLE_NATS
         used = size > largest(size) - nats
         evaluate(used)
+        # Terms that were estimated to be negligible but may not be.
+        missed = ~used & (upper > largest(found[0]) - nats)
+        if np.any(missed):
+            evaluate(missed)
         if not is_search:
-            # Terms that were estimated to be negligible but are not.
-            missed = ~used & (upper > largest(found[0]) - nats)
-            if np.any(missed):
-                evaluate(missed)
             found[0] = np.where(used | missed, found[0], upper)
         peak = np.maximum.reduceat(found[0], start)
         finite = np.where(np.isfinite(peak), peak, 0.0)

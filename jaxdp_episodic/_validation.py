@@ -168,6 +168,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
+def one_line(error: BaseException) -> str:
+    """Returns an error's message in one line; its type if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def broadcast_shape(**arrays: Any) -> tuple[int, ...]:
     """Returns the common shape of the named arrays, or names those that disagree."""
     try:

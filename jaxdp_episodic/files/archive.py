@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic._validation import one_line
 from jaxdp_episodic.files.atomic import atomic_file
 
 _MAX_ARRAYS = 4096  # each costs reading its header
@@ -189,8 +190,8 @@ def npy_header(stream: Any, name: str, size: int) -> Header:
         read = _HEADERS[np.lib.format.read_magic(stream)]
         shape, is_fortran, kind = read(stream, max_header_size=_MAX_HEADER_BYTES)
     except _NO_HEADER as error:
-        why = " ".join(str(error).split())
-        raise ValueError(f"{name} must be an array of NumPy: {why[:200]}") from None
+        why = one_line(error)[:200]
+        raise ValueError(f"{name} must be an array of NumPy: {why}") from None
     if kind.hasobject:
         raise ValueError(f"{name} must not contain Python objects: pickles are refused")
     if kind.kind not in _KINDS or not kind.itemsize:

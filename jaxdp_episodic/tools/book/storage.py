@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from jaxdp_episodic._validation import one_line
 from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.atomic import TEMPORARY, sync_folder
 from jaxdp_episodic.files.optional import require
@@ -262,7 +263,7 @@ class Storage:
         if isinstance(error, errors.ProgrammingError):
             return BookError(f"there is no usable book at {self._shown}: {reason}")
         if isinstance(error, errors.OperationalError):
-            reason = shown(" ".join(str(orig).split()))
+            reason = shown(one_line(orig))
             return ConnectionError(f"book {self._shown} could not be reached: {reason}")
         return OSError(f"book {self._shown}: {type(error).__name__}")
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxdp_episodic._validation import one_line
 from jaxdp_episodic.accountant._kernel_cache import CACHE_VARIABLE, kernel_folder
 from jaxdp_episodic.tools.cli.flags import PROGRAM, UsageError
 
@@ -268,7 +269,7 @@ def reason(error: BaseException, subject: str = "") -> str:
         return error.strerror + (f": {error.filename}" if is_other else "")
     if isinstance(error, MemoryError):
         return f"the grid does not fit into memory: {error}"
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(error)
 
 
 @contextlib.contextmanager

@@ -103,7 +103,7 @@ def _checked(request: requests.EpsilonRequest) -> requests.EpsilonRequest:
 
 def _error(error: Exception) -> dict[str, str]:
     """The message of an error, and the field that it names, if it names one."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = _validation.one_line(error)
     # The library takes arrays, but the page does not.
     text = text.replace(" or an array of numbers", "")
     found = _FIELD.match(text)

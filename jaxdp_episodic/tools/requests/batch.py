@@ -97,8 +97,7 @@ def answer_requests(
     groups: dict[Any, _Group] = {}
 
     def fail(row: int, error: BaseException) -> None:
-        message = " ".join(str(error).split()) or type(error).__name__
-        answers[row] = answers[row]._replace(error=message)
+        answers[row] = answers[row]._replace(error=_validation.one_line(error))
 
     for index, row in enumerate(rows):
         label = row.get("id") if isinstance(row, Mapping) else None

@@ -432,7 +432,7 @@ def attempt(sweep: Sweep, number: int) -> ChunkResult:
         return ChunkResult(number, *evaluate_chunk(sweep, number))
     # Any error, as the other chunks must continue; it is shown at the end.
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reason = f"{type(error).__name__}: {_validation.one_line(error)}"
         return ChunkResult(number, None, [], reason)
 
 
@@ -517,8 +517,7 @@ class RayEngine:
                 try:
                     yield ray.get(done)
                 except ray.exceptions.RayError as error:
-                    reason = " ".join(str(error).split())
-                    yield ChunkResult(number, None, [], reason)
+                    yield ChunkResult(number, None, [], _validation.one_line(error))
         finally:
             if started:
                 ray.shutdown()
@@ -532,8 +531,9 @@ class RayEngine:
             raise
         # Ray has no exception type for a node that does not start.
         except Exception as error:
-            reason = " ".join(str(error).split())
-            raise ConnectionError(f"Ray did not start: {reason}") from error
+            raise ConnectionError(
+                f"Ray did not start: {_validation.one_line(error)}"
+            ) from error
 
 
 @functools.cache

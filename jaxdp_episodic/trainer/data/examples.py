@@ -110,7 +110,7 @@ def _of_arrays(
     """Returns the examples of an npz file: layout of `load_npz`, labels optional."""
     arrays = read_arrays(path, max_bytes=MAX_BYTES)
     is_images, values = images_or_features(path, arrays)
-    name, is_grey = ("features", "images")[is_images], shape[-1:] == (1,)
+    name, is_grey = "images" if is_images else "features", shape[-1:] == (1,)
     kinds = [shape, shape[:-1]] if is_images and is_grey else [shape]
     axes = next((n for n in (1, 2) if values.shape[n:] in kinds and values.size), 0)
     if not axes:

@@ -135,8 +135,9 @@ def load_release(
     statement = _text(folder / STATEMENT)
     with _validation.prefixed(folder / FACTS):
         facts = _table("it", read_json(folder / FACTS, max_bytes=_MOST_TEXT))
-    how = shape, dtype, source, statement, facts, calibration
-    return Release(stage, made, params, fixed, *how)
+    return Release(
+        stage, made, params, fixed, shape, dtype, source, statement, facts, calibration
+    )
 
 
 def load_parameters(path: Path, like: Any) -> Any:

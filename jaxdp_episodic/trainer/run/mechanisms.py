@@ -144,8 +144,10 @@ class RunDraws:
 
     def draw(self, secret: DrawSecret) -> Draw:
         """Returns the draw that a secret determines; safe in any thread."""
-        turn = [secret.turn] * isinstance(self._sampler, GroupSampler)
-        return self._sampler.draw(generator(secret.key), secret.members, *turn)
+        draws, members = generator(secret.key), secret.members
+        if isinstance(self._sampler, GroupSampler):
+            return self._sampler.draw(draws, members, secret.turn)
+        return self._sampler.draw(draws, members)
 
     def write_secrets(self, store: RunStore, step: int) -> None:
         """Writes the groups and this step's epoch to the run's file, if they are new.
@@ -442,8 +444,9 @@ class Statistic(Mechanism):
         if not parts.processes.is_first:
             return None, {}
         pairs = generator(parts.keys.new("draw", number))
-        how = pairs, parts.keys.new("noise", number), self.noise_multiplier
-        return self._statistics.noised_sum(state.start, self.index, *how), {}
+        key, noise = parts.keys.new("noise", number), self.noise_multiplier
+        found = self._statistics.noised_sum(state.start, self.index, pairs, key, noise)
+        return found, {}
 
     def try_out(self, state: TrainingState) -> TrainingState:
         """Computes it for one example of zeros."""
@@ -454,8 +457,9 @@ class Statistic(Mechanism):
 
     def apply(self, state: TrainingState, number: int, released: Any) -> TrainingState:
         """The state after a release."""
-        how = self.index, released, self.noise_multiplier
-        return state._replace(start=self._statistics.with_sum(state.start, *how))
+        start, noise = state.start, self.noise_multiplier
+        after = self._statistics.with_sum(start, self.index, released, noise)
+        return state._replace(start=after)
 
 
 @dataclass(frozen=True)

@@ -189,14 +189,14 @@ class Scoring:
         self, stage: Stage
     ) -> tuple[Calibration | None, dict[str, Reliability]]:
         """Calibrates the released stage on the split that chose it, and on no other."""
-        how = stage.learner, stage.params
+        learner, params = stage.learner, stage.params
         if self.split is None:
             return None, {}
-        found = calibrated(self._evaluations[self.split], *how)
+        found = calibrated(self._evaluations[self.split], learner, params)
         if found is None:
             return None, {}
         return found, {
-            name: reliability(one, *how, found.temperature(one.shots))
+            name: reliability(one, learner, params, found.temperature(one.shots))
             for name, one in self._evaluations.items()
         }
 

@@ -531,9 +531,8 @@ class RayEngine:
             raise
         # Ray has no exception type for a node that does not start.
         except Exception as error:
-            raise ConnectionError(
-                f"Ray did not start: {_validation.one_line(error)}"
-            ) from error
+            reason = _validation.one_line(error)
+            raise ConnectionError(f"Ray did not start: {reason}") from error
 
 
 @functools.cache

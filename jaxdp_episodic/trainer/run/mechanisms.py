@@ -144,10 +144,8 @@ class RunDraws:
 
     def draw(self, secret: DrawSecret) -> Draw:
         """Returns the draw that a secret determines; safe in any thread."""
-        draws, members = generator(secret.key), secret.members
-        if isinstance(self._sampler, GroupSampler):
-            return self._sampler.draw(draws, members, secret.turn)
-        return self._sampler.draw(draws, members)
+        turn = (secret.turn,) if isinstance(self._sampler, GroupSampler) else ()
+        return self._sampler.draw(generator(secret.key), secret.members, *turn)
 
     def write_secrets(self, store: RunStore, step: int) -> None:
         """Writes the groups and this step's epoch to the run's file, if they are new.

@@ -236,7 +236,7 @@ MADE = config(Relation.REPLACE_SPECIAL)
         (
             users_of(batch_selection.FixedBatchSampling(3, iterations=2)),
             {"num_examples": 50},
-            "so who took",
+            "and so others, were sampled",
         ),
         (
             users_of(cyclic(truncated_batch_size=3)),

@@ -561,17 +561,11 @@ _ROWS: tuple[tuple[str, str, Any], ...] = (
     ("ComposedDpEvent", "events", None),
     ("SelfComposedDpEvent", "event count", None),
     ("RepeatAndSelectDpEvent", "event mean shape", None),
-    (
-        "NonPrivateDpEvent",
-        "",
-        lambda event, relation: _sampled_gaussian(1.0, 0.0, relation),
-    ),
+    ("NonPrivateDpEvent", "", lambda e, r: _sampled_gaussian(1.0, 0.0, r)),
     (
         "GaussianDpEvent",
         "noise_multiplier",
-        lambda event, relation: _sampled_gaussian(
-            1.0, nonnegative(event, "noise_multiplier"), relation
-        ),
+        lambda e, r: _sampled_gaussian(1.0, nonnegative(e, "noise_multiplier"), r),
     ),
     ("DiscreteGaussianDpEvent", "sigma sensitivity dimension", _discrete_gaussian),
     ("ExponentialMechanismDpEvent", "epsilon", _pure),

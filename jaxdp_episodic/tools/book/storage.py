@@ -263,7 +263,7 @@ class Storage:
         if isinstance(error, errors.ProgrammingError):
             return BookError(f"there is no usable book at {self._shown}: {reason}")
         if isinstance(error, errors.OperationalError):
-            reason = shown(one_line(orig))
+            reason = shown(one_line(orig or error))
             return ConnectionError(f"book {self._shown} could not be reached: {reason}")
         return OSError(f"book {self._shown}: {type(error).__name__}")
 

@@ -397,7 +397,8 @@ class Calibration(NamedTuple):
     def __str__(self) -> str:
         first, last = self.shots[0], self.shots[-1]
         shots = f"{first}" if first == last else f"{first} to {last}"
-        return f"episodes of {self.ways} classes with {shots} labelled examples of each"
+        labelled = f"{shots} labelled example{'s' * (last > 1)}"
+        return f"episodes of {self.ways} classes with {labelled} of each"
 
 
 class Reliability(NamedTuple):

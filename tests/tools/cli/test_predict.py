@@ -110,7 +110,7 @@ def test_folders_of_classes(folder, predict):
     ("shots", "name", "said_why"),
     [
         ([1, 4], "probability", ""),
-        ([1], "score", "calibrated for episodes of 2 classes with 1 labelled examples"),
+        ([1], "score", "calibrated for episodes of 2 classes with 1 labelled example "),
         (None, "score", "and is no probability: the release is not calibrated"),
     ],
 )

@@ -37,7 +37,7 @@ _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 # Pixel modes of Pillow with at most 8 bits a channel.
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 # Files and folders that operating systems and archives create, in lower case.
-_LITTER = ("__macosx", "desktop.ini", "thumbs.db")
+_LITTER = ("@eadir", "__macosx", "desktop.ini", "thumbs.db")
 # Names of splits, as folders or as lists of files; the customary name first.
 _NAMES_OF_SPLIT = {
     TRAIN: ("train",),
@@ -70,7 +70,8 @@ def load_class_folders(
 
     Every folder is a class, including empty ones, and every image is kept. Links are
     refused: they may lead outside, or put one image into two classes. Ignored are
-    names that begin with a dot, ``desktop.ini``, ``Thumbs.db`` and ``__MACOSX``.
+    names that begin with a dot, ``desktop.ini``, ``Thumbs.db``, ``@eaDir``,
+    ``__MACOSX``.
 
     ``path`` may also be a list of image files: a folder with a ``metadata.jsonl`` of
     objects with ``file_name`` and ``label`` (the Hugging Face layout), or a ``.csv``
@@ -453,7 +454,7 @@ def decoded_parts(
         if image.shape == shape:
             return image
         return ValueError(
-            f"images must have the same shape, or be resized (give size=); {file[0]} "
+            f"images must have the same shape, or be resized (give a size); {file[0]} "
             f"has {image.shape[:2]}, the first has {shape[:2]}"
         )
 

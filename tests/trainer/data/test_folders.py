@@ -74,7 +74,9 @@ def test_system_files_and_folders_are_ignored(tmp_path):
         picture(tmp_path / name / "1.png")
         (tmp_path / name / "Thumbs.db").write_bytes(b"\0")
         (tmp_path / name / "desktop.ini").write_text("[.ShellClassInfo]")
+        picture(tmp_path / name / "@eaDir" / "1.png" / "thumbnail.png")
     picture(tmp_path / "__MACOSX" / "a" / "._1.png")
+    picture(tmp_path / "@eaDir" / "1.png")
     (tmp_path / "Desktop.ini").write_text("")
     table = load_class_folders(tmp_path)
     assert table.unit_column("class").tolist() == ["a", "b"]
@@ -171,7 +173,7 @@ def test_files_that_cannot_be_used_are_listed(tmp_path):
 def test_images_have_one_size_within_the_bound(tmp_path):
     picture(tmp_path / "a" / "1.png")
     picture(tmp_path / "b" / "wide.png", size=(9, 6))
-    with pytest.raises(ValueError, match="give size=.*wide.png"):
+    with pytest.raises(ValueError, match="give a size.*wide.png"):
         load_class_folders(tmp_path)
     with pytest.raises(ValueError, match="max_bytes=10"):
         load_class_folders(tmp_path, size=4, max_bytes=10)

@@ -51,18 +51,14 @@ def parquet_batches(
     with _opened(path, names) as (arrow, file):
         schema, meta = file.schema_arrow, file.metadata
         wanted = list(schema.names) if names is None else list(names)
-        # Not Arrow's schema, which a file may contain too: its types can hide lists.
         leaves = [meta.schema.column(i) for i in range(meta.num_columns)]
-        lists = {
-            leaf.path.partition(".")[0]
-            for leaf in leaves
-            if leaf.max_repetition_level > 0
-        }
+        are_plain = parquet_columns(path)
         for name in wanted:
-            _check_type(arrow.types, schema.field(name), is_list=name in lists)
-        groups = [meta.row_group(i) for i in range(meta.num_row_groups)]
-        total = sum(max(group.total_byte_size, 0) for group in groups)
-        total = max(total, 8 * meta.num_rows * len(wanted))
+            if not are_plain[name]:
+                said = f"column {name[:60]!r} must contain numbers or text"
+                raise ValueError(f"{said}, has {str(schema.field(name).type)[:60]}")
+        sizes = [meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)]
+        total = max(sum(max(n, 0) for n in sizes), 8 * meta.num_rows * len(wanted))
         if max_bytes is not None and total > max_bytes:
             raise ValueError(f"more than max_bytes={max_bytes} bytes")
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
@@ -75,15 +71,20 @@ def parquet_batches(
             yield wanted, [_cells(arrow, batch.column(name)) for name in wanted]
 
 
-def _check_type(types: Any, field: Any, *, is_list: bool) -> None:
-    """Raises for a column of anything except numbers, booleans or text."""
-    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-    plain = "integer floating boolean decimal null string large_string".split()
-    if is_list or not any(getattr(types, f"is_{one}")(kind) for one in plain):
-        raise ValueError(
-            f"column {field.name[:60]!r} must contain numbers or text, "
-            f"has {str(field.type)[:60]}"
-        )
+def parquet_columns(path: Path) -> dict[str, bool]:
+    """Returns the column names, and whether each holds numbers, booleans or text."""
+    plain, found = "integer floating boolean decimal null string large_string", {}
+    with _opened(path, None) as (arrow, file):
+        types, meta = arrow.types, file.metadata
+        # Not Arrow's schema, which a file may contain too: its types can hide lists.
+        leaves = map(meta.schema.column, range(meta.num_columns))
+        lists = {x.path.partition(".")[0] for x in leaves if x.max_repetition_level > 0}
+        for field in file.schema_arrow:
+            kind = field.type
+            kind = kind.value_type if types.is_dictionary(kind) else kind
+            is_one = any(getattr(types, f"is_{one}")(kind) for one in plain.split())
+            found[field.name] = is_one and field.name not in lists
+    return found
 
 
 def _cells(arrow: Any, column: Any) -> list[Any]:

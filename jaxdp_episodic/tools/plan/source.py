@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.files.column_folder import stored_splits
 from jaxdp_episodic.files.csv_file import csv_lines
-from jaxdp_episodic.files.parquet_file import parquet_batches
+from jaxdp_episodic.files.parquet_file import parquet_batches, parquet_columns
 from jaxdp_episodic.trainer.data import folders as layouts
 from jaxdp_episodic.trainer.data import user_files
 from jaxdp_episodic.trainer.data.sources import SOURCES
@@ -294,14 +294,14 @@ def _columns(
     path: Path, layout: str, given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The columns of a table and notes on them; missing roles are guessed."""
-    names, *rows = _records(path, layout) or [()]
-    if len(rows) < 1:
-        raise ValueError(f"{path} must have records below a line of column names")
-    cells = dict(zip(names, zip(*rows, strict=True), strict=True))
     others = {name: given[name] for name in ("target", "owner") if name in given}
     features, notes = tuple(given.get("features", ())), {}
     label = given.get("label")
     used = {*features, *others.values(), *([label] if label else [])}
+    names, *rows = _records(path, layout, used) or [()]
+    if len(rows) < 1:
+        raise ValueError(f"{path} must have records below a line of column names")
+    cells = dict(zip(names, zip(*rows, strict=True), strict=True))
     if layout == layouts.CSV:
         # First, as later errors show names, which may be the cells of a record.
         numbers = {name for name, one in cells.items() if _are_numbers(one)}
@@ -379,13 +379,13 @@ def _numeric(
     if not features:
         raise ValueError(
             f"{path} must have columns of numbers besides the label, as features; its "
-            f"other columns are {list(cells)}"
+            f"columns are {user_files.names_of_columns(path)}"
         )
     return tuple(features), left_out
 
 
-def _records(path: Path, layout: str) -> list[Sequence[Any]]:
-    """The column names, then the first records."""
+def _records(path: Path, layout: str, used: Set[str]) -> list[Sequence[Any]]:
+    """The column names, then the first records; no lists or files, unless used."""
     if layout == layouts.CSV:
         found: list[Sequence[Any]] = []
         for _, cells in itertools.islice(csv_lines(path), _ROWS):
@@ -393,7 +393,9 @@ def _records(path: Path, layout: str) -> list[Sequence[Any]]:
                 raise cells
             found.append(cells)
         return found
-    batches = itertools.islice(parquet_batches(path, None, rows=_ROWS), 2)
+    kinds = parquet_columns(path)
+    kept = [name for name in kinds if kinds[name] or name in used] or None
+    batches = itertools.islice(parquet_batches(path, kept, rows=_ROWS), 2)
     (names, _), *filled = batches  # the first has no rows
     return [names, *(row for _, cells in filled for row in zip(*cells, strict=True))]
 

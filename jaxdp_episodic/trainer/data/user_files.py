@@ -21,6 +21,7 @@ from jaxdp_episodic.files.parquet_file import (
     holds_files,
     parquet_arrays,
     parquet_batches,
+    parquet_columns,
     parquet_files,
 )
 from jaxdp_episodic.trainer.data.folders import decoded_parts, first_decoded
@@ -174,10 +175,8 @@ def scaled_images(images: np.ndarray) -> np.ndarray:
     if images.dtype == np.uint8:
         images = images.astype(np.float32) / 255
     elif images.dtype.kind not in "bf":
-        raise TypeError(
-            f"images must be uint8, bool or floating, got {images.dtype}; store "
-            "numbers that are not pixels as features"
-        )
+        said = f"images must be uint8, bool or floating, got {images.dtype}"
+        raise TypeError(f"{said}; store numbers that are not pixels as features")
     if images.ndim not in (3, 4):
         raise ValueError(
             "images must have height, width and optionally channels, "
@@ -296,16 +295,13 @@ def table_records(
 ) -> Records:
     """Returns the records of a CSV or Parquet file; see `load_table`."""
     if bool(features) == (images is not None):
-        raise ValueError(
-            "a table needs either features (columns of numbers) or images (one "
-            f"column), got features={list(features)} and images={images!r}"
-        )
+        said = "a table needs either features (columns of numbers) or images"
+        got = f"got features={list(features)} and images={images!r}"
+        raise ValueError(f"{said} (one column), {got}")
     small = [*groups, *(name for name in (target, owner) if name is not None)]
     if not groups or len({*small, *features}) < len(small) + len(features):
-        raise ValueError(
-            "groups must name columns, and every column may be used only once, got "
-            f"{[*groups, *features, *small[len(groups) :]]}"
-        )
+        said = "groups must name columns, and every column may be used only once"
+        raise ValueError(f"{said}, got {[*groups, *features, *small[len(groups) :]]}")
     is_csv = path.suffix.lower() == ".csv"
     wanted = [*small, *features] if is_csv else small
     cells, first = columns_of(path, wanted, max_bytes=max_bytes)
@@ -374,10 +370,7 @@ def _number_columns(path: Path, features: Sequence[str]) -> _Column:
             numbers = []
             for name, column in zip(features, columns, strict=True):
                 if column.ndim > 1:
-                    raise ValueError(
-                        f"{path}: column {name!r} must contain numbers or text, has "
-                        "lists"
-                    )
+                    raise ValueError(f"{path}: column {name!r} must not hold lists")
                 numbers.append(numbers_of(column, name, path, before + 1, before))
             yield np.stack(numbers, axis=1).astype(_FLOAT)
             before += len(columns[0])
@@ -403,10 +396,8 @@ def _image_column(
         kind = how[2], np.dtype(np.uint8), UNIT
         return *kind, lambda rows: only(rows, decoded_parts(files(), *how))
     if not shape:
-        raise ValueError(
-            f"shape must be given for the lists of numbers in column {name!r} of "
-            f"{path}, for example 32 32 3"
-        )
+        said = f"shape must be given for the lists of numbers in column {name!r}"
+        raise ValueError(f"{said} of {path}, for example 32 32 3")
     for side in shape:
         _validation.whole_number("shape", side)
     length = math.prod(shape)
@@ -469,8 +460,7 @@ def names_of_columns(file: Path) -> list[str]:
             _, cells = next(csv_lines(file), (1, []))
         assert not isinstance(cells, ValueError)  # errors in line 1 are raised
         return cells
-    names, _ = next(parquet_batches(file, None, rows=1), ([], []))
-    return list(names)
+    return list(parquet_columns(file))
 
 
 def numbers_of(

@@ -325,6 +325,23 @@ def test_the_lower_distribution_of_atoms_is_below(seed):
         assert mine > 0.99 * true
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_errors_of_shares_go_to_the_safe_side(sign):
+    """The part at the upper end of each bin is too large, or too small."""
+    rng = np.random.default_rng(7)
+    losses, grid = np.sort(rng.normal(0, 1, 300)), np.arange(-40.0, 40) / 10
+    mass, points = np.exp(-((losses - 0.5) ** 2) / 2), with_splits(grid)
+    bins = lattice.bins_of_masses(points, losses, mass, 0 * mass)
+    off = 0.2 * np.minimum(bins.top, bins.bottom)
+    top, bottom = bins.top + sign * off, bins.bottom - sign * off
+    wrong = bins._replace(top=top, bottom=bottom, top_error=off)
+    masses = lattice.lower_masses(points, wrong)
+    for u in np.concatenate([grid, losses]):
+        true = math.fsum(mass * np.maximum(-np.expm1(np.minimum(u - losses, 0)), 0))
+        mine = math.fsum(masses * np.maximum(-np.expm1(np.minimum(u - grid, 0)), 0))
+        assert mine <= true * (1 + 1e-13)
+
+
 def test_errors_of_the_masses_go_to_the_safe_side():
     points, bins = bins_of(*LATTICES[0])
     masses = lattice.lower_masses(points, bins)

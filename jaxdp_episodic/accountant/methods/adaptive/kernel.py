@@ -304,7 +304,7 @@ def _coarser(
     """Moves the probabilities to a coarser lattice."""
     first = fine.first // parts
     if not up:
-        # Merged until their mean ratios are points of the coarser lattice.
+        # Lowered until chords between points of the coarser lattice lie below.
         last = -(-(fine.first + len(fine.masses)) // parts)
         points = 0.5 * spacing.step * np.arange(2 * first, 2 * last + 1)
         losses = spacing.step / parts * fine.index

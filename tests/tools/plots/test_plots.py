@@ -174,7 +174,7 @@ def test_loss_scores_and_epsilon(drawn_run):
     top, middle, bottom = drawn_run(
         losses=[(step, 1 / step) for step in range(1, 91)],
         scores=[(1, {"validation": SCORE}), (2, {"validation": SCORE, "test": SCORE})],
-        without_noise={"test": {**SCORE, "mean": 0.9}},
+        without_noise={"test": {**SCORE, "mean": 1.0}},
         meaning="what it means",
     )
     assert top.get_ylabel() == "training loss\n(private)"
@@ -183,8 +183,9 @@ def test_loss_scores_and_epsilon(drawn_run):
     assert {text.get_text() for text in middle.get_legend().get_texts()} == {
         "validation, private: 0.5000",
         "test, private: 0.5000",
-        "test, without noise (not private): 0.9000",
+        "test, without noise (not private): 1.0000",
     }
+    assert 1 < middle.get_ylim()[1] < 1.02  # no accuracy is larger
     # The legend is above the panel and does not cover the error bars.
     assert middle.get_legend().get_window_extent().y0 >= middle.bbox.y1
     assert bottom.get_xlabel() == "step\n\nwhat it means"

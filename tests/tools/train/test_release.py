@@ -16,7 +16,7 @@ from jaxdp_episodic.accountant.questions.budget import (
 from jaxdp_episodic.tools.train.run import _shown_warnings, run_training
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.config.training_start import StartConfig, statistics_steps
-from jaxdp_episodic.trainer.run.report import privacy_statement
+from jaxdp_episodic.trainer.run.report import markdown_report, privacy_statement
 from training_runs import classes, grouped_step, trainer, tree_step
 
 TASKS = """
@@ -222,3 +222,10 @@ def test_the_command_shows_warnings(capsys):
             warnings.warn("delta=0.1 times 800 protected units", stacklevel=1)
     printed = " ".join(capsys.readouterr().out.split())
     assert printed == "warning: delta=0.1 times 800 protected units"
+
+
+def test_epsilons_beside_scores_are_rounded_up():
+    score = {"name": "accuracy", "mean": 0.5, "low": 0.4, "high": 0.6}
+    record = {"step": 1, "epsilon": 1.00002, "held_out": {"test": score}}
+    shown = {"title": "a", "facts": {}, "statement": "", "picture": None}
+    assert "| 1 | 1.001 |  | test |" in markdown_report([record], **shown)

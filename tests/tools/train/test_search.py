@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 import types
 
 import numpy as np
@@ -192,17 +193,20 @@ class Trainings:
 
 
 def test_a_resumed_search_does_not_draw_again(tmp_path, monkeypatch):
-    search = read_search(search_file(tmp_path, target="run_epsilon = 1.0"))
+    search = read_search(search_file(tmp_path, target="run_epsilon = 1.00001"))
     out, numbers = tmp_path / "out", iter([4])  # a second draw fails
     monkeypatch.setattr(NegativeBinomialTrials, "draw", lambda *_: next(numbers))
     with pytest.raises(FileNotFoundError, match="no search to resume"):
         run_search(search, out, resume=True)
     scores = [0.5, math.nan, 0.75, 0.75]
-    first = Trainings(scores, stop_at=2)
+    first, said = Trainings(scores, stop_at=2), io.StringIO()
     monkeypatch.setattr(search_module, "run_training", first)
     with pytest.raises(KeyboardInterrupt):
-        run_search(search, out, base=tmp_path)
+        run_search(search, out, base=tmp_path, console=Console(file=said, width=200))
     stored = json.loads((out / STATE).read_text())
+    (printed,) = re.findall("run epsilon (.*), the search (.*) at", said.getvalue())
+    for shown, name in zip(printed, ("run_epsilon", "epsilon"), strict=True):
+        assert 0 <= float(shown) - stored["budget"][name] < 1e-2  # rounded up
     assert [run["score"] for run in stored["runs"]] == [0.5, "-inf", None, None]
     with pytest.raises(FileExistsError, match="holds a search"):
         run_search(search, out, base=tmp_path)

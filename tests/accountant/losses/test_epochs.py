@@ -17,6 +17,10 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses import allocated_moments as ours
+from jaxdp_episodic.accountant.losses.allocated import (
+    AllocatedAntipodalBoundingLoss,
+    AllocatedBoundingLoss,
+)
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from oracles import allocation, people_epochs
 
@@ -172,6 +176,22 @@ def test_ends_of_hard_questions_contain_answers():
     low, high = jde.epsilon_interval(step(6438, 1.152), **asked)
     # With points of one epoch four times closer: 4.518166 to 4.518311.
     assert low <= 4.518311 and 4.518166 <= high
+
+
+@pytest.mark.parametrize("outer", [0.3, 1.0])
+@pytest.mark.parametrize("inner", [(), (0.4,), (1.0,)])
+def test_losses_of_bounding_pairs_have_their_profiles(outer, inner):
+    kind = AllocatedAntipodalBoundingLoss if inner else AllocatedBoundingLoss
+    # 3 of an epoch's 5 steps
+    loss = kind(*map(np.float64, (outer, 0.8, 5.0, 3.0, 1.0, *inner)))
+    value, log_mass = loss.values()
+    for total in (np.exp(log_mass), np.exp(log_mass - value)):
+        assert total.sum() == pytest.approx(1, abs=1e-12)
+    u = np.array([0.0, 0.01, 0.3, 0.7])
+    both = (value, log_mass), (-value, log_mass - value)
+    for (found, _), (losses, masses) in zip(loss.log_tails(u), both, strict=True):
+        gain = np.maximum(-np.expm1(u[:, None] - losses), 0.0)
+        assert np.exp(found) == pytest.approx(gain @ np.exp(masses), rel=1e-9)
 
 
 def test_two_replaced_steps_are_a_gaussian_mechanism():

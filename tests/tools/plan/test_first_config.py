@@ -206,6 +206,7 @@ REFUSED = "nothing is written, as training would refuse the config.* "
         (lambda folder: folder / "nothing", [], "does not exist"),
         (table_of("a,b,c\n" + "x,y,1\n" * 9), [], "--label COLUMN must be given"),
         (table_of("a;b;class\n" + "1,5;2;x\n" * 3), [], "by commas, not by ';', and"),
+        (table_of("a\tclass\n" + "1\tx\n" * 3), [], r"commas, not by '\\t', and"),
         (table_of("class,a\nx,1\nx,2\ny,\ny,4\n"), [], "'' in record 3"),
         (npz_of(X=(9, 8, 8), y=(9,)), [], "rename them: np.savez"),
         (broken_pictures, [], r"\d\d files cannot be used.*bad.png .*bad.png "),

@@ -290,8 +290,7 @@ class TestBatches:
         step = sampled(rates[:, None, None], noises[:, None])
         epsilons = rdp_epsilon(step, delta=deltas, num_steps=100)
         back = rdp_delta(step, epsilon=0.7, num_steps=100)
-        assert epsilons.shape == (4, 3, 2)
-        assert back.shape == (4, 3, 1)
+        assert (epsilons.shape, back.shape) == ((4, 3, 2), (4, 3, 1))
         curves = jde.rdp(step, ORDERS)
         assert curves.shape == (4, 3, 1, len(ORDERS))
         for i, j in np.ndindex(4, 3):
@@ -302,9 +301,8 @@ class TestBatches:
                 assert epsilons[i, j, k] == pytest.approx(alone, rel=1e-9)
             alone = rdp_delta(one, epsilon=0.7, num_steps=100)
             assert back[i, j, 0] == pytest.approx(alone, rel=1e-8, abs=1e-300)
-            np.testing.assert_allclose(
-                curves[i, j, 0], jde.rdp(one, ORDERS), rtol=ROUNDING
-            )
+            curve = jde.rdp(one, ORDERS)
+            np.testing.assert_allclose(curves[i, j, 0], curve, rtol=ROUNDING)
 
 
 # --- The ends of targets, and engines ---
@@ -384,9 +382,8 @@ def test_laplace_and_failures_near_the_end():
     beyond = (0.8 * math.exp(-2) + 0.2) / 2
     value = jde.delta(drawn, epsilon=most - gap, num_steps=3, method="rdp")
     assert np.all(value <= gap * beyond**3 * 1.01 + 1e-14)
-    failing = jde.compose(
-        (jde.ApproximateDP(1.0, 0.1), 1), (jde.ApproximateDP(2.0, 0.2), 1)
-    )
+    one, two = jde.ApproximateDP(1.0, 0.1), jde.ApproximateDP(2.0, 0.2)
+    failing = jde.compose((one, 1), (two, 1))
     assert 0.28 <= jde.delta(failing, epsilon=3.0, method="rdp") < 0.28 + 1e-11
 
 
@@ -399,3 +396,14 @@ def test_a_setting_without_loss_does_not_affect_others():
     assert both.tolist() == [alone, 0.0]
     assert not info.is_certified_bound
     assert infos.is_certified_bound.tolist() == [False, False]
+
+
+def test_the_backward_direction_is_asked_where_it_is_the_larger_one():
+    relation = {"neighboring_relation": "zero_out"}
+    answers = jde.RandomizedResponse(noise_parameter=0.5, num_buckets=2, **relation)
+    run = jde.compose((answers, 2), (sampled(0.9, 4.0, **relation), 1))
+    x = np.linspace(-12, 12, 20_001)
+    q = 0.0012 / 16 * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    p = np.outer([9, 3, 3, 1], q * (0.1 + 0.9 * np.exp(x / 4 - 1 / 32)))
+    delta = np.maximum(4 * q - math.e * p, 0.0).sum()
+    assert jde.epsilon(run, delta=delta) == pytest.approx(1.0, rel=1e-5)

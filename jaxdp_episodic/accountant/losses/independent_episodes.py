@@ -199,9 +199,9 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         nats = _NEGLIGIBLE_IN_SEARCH if is_search else _NEGLIGIBLE_NATS
         used = size > largest(size) - nats
         evaluate(used)
-        # Terms that were estimated to be negligible but may not be.
+        # Terms that may not be negligible; a search needs them under zero_out only.
         missed = ~used & (upper > largest(found[0]) - nats)
-        if np.any(missed):
+        if np.any(missed) and not (is_search and self.is_symmetric):
             evaluate(missed)
         if not is_search:
             found[0] = np.where(used | missed, found[0], upper)

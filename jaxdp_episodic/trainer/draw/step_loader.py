@@ -120,12 +120,14 @@ class StepDraws:
                 "step_loader supports MultistageSampling (users, then examples), got "
                 f"{type(step.design).__name__}"
             )
-        more = step.population, step.bands, epoch_scheme(step.design)
-        if more != (None, None, None) or step.neighboring_relation == "zero_out":
+        parts = {"a Population": step.population, "bands": step.bands}
+        parts["epochs"] = epoch_scheme(step.design)
+        more = " and ".join(name for name in parts if parts[name] is not None)
+        if more or step.neighboring_relation == "zero_out":
             raise NotImplementedError(
                 "step_loader supports steps under add_remove or replace_one, without a "
                 "Population, bands or epochs, got "
-                f"{step.neighboring_relation} with {_validation.shown(more)}"
+                f"{step.neighboring_relation}{' with ' + more if more else ''}"
             )
         noise = np.asarray(step.noise_multiplier)
         _validation.single("noise_multiplier", noise)  # a run has one setting

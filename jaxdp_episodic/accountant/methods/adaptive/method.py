@@ -445,6 +445,8 @@ _ENOUGH_READ = 1e-3  # wanted relative width of u
 _WORK = 5e7  # usual points of all transforms of one end
 # Smallest distance of a window's right end from the largest epsilon, nats.
 _LEAST_RIGHT = 1.0
+# Largest epsilon of an odometer, nats, that counts as 0: a lattice must hold it.
+_TINY = 1e-6
 _FLATTER_READ = 0.7  # factor of a tilt that was too steep
 _LEAST_TILT = 1.0  # tilt below which no smaller one is tried
 _ROUNDING = 1e-12  # relative margin for the rounding of sums
@@ -469,6 +471,10 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
     most = max(each.epsilon(_LOG_NEGLIGIBLE)[0] for each in filters)
     is_capped, largest = largest > most, min(largest, most)
     epsilons = np.minimum(epsilons, most).tolist()
+    # Tiny ones count as 0: delta rises, by at most expm1 of the largest.
+    risen = math.expm1(largest) if largest < _TINY else 0.0
+    if risen:
+        epsilons, largest = [0.0] * len(epsilons), 0.0
     solver = solver_of(DeltaAt(np.asarray(largest)), problem, _ENOUGH_READ)
     if solver.known is not None:
         # If delta is not computed, nothing follows for smaller epsilons.
@@ -483,8 +489,8 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
         upper = max(upper, solver.upper_end(curve))
         below = Curve.of(row, window, up=False)
         lower = max(lower, solver.lower_end(below, curve))
-    if is_capped:
-        more = math.exp(_LOG_NEGLIGIBLE) * (1 + RDP_ROUNDING) + solver.lost
+    if is_capped or risen:
+        more = math.exp(_LOG_NEGLIGIBLE) * (1 + RDP_ROUNDING) + solver.lost + risen
         sure = math.exp(lower) - more
         lower = math.log(sure) if sure > 0 else -math.inf
     return Ends(min(lower, upper), upper)
@@ -502,6 +508,8 @@ def margin(problem: Problem, epsilons: Sequence[float], log_delta: float) -> flo
     """The least c, certified, at which ``epsilons + c`` has ``u(0, 1) <= delta``."""
     # (1 - e^(eps + c) g)_+ is the payoff at e^c g, so one recursion gives all c.
     largest = max(epsilons[spent] for spent in problem.graph.spent)
+    if largest < _TINY:  # a c that is enough for 0 is enough
+        epsilons, largest = [0.0] * len(epsilons), 0.0
     solver = solver_of(EpsilonAt(np.asarray(log_delta)), problem, _ENOUGH_READ / 10)
     if solver.known is not None:
         return 0.0 if solver.known.upper == 0 else math.inf
@@ -523,7 +531,7 @@ def _seen(
     while True:
         # The largest epsilon is a lattice point, since u may have a kink there.
         step = min(solver.spacing, view.left + right)
-        if largest >= step:  # a smaller one would take too many points
+        if largest > 0:
             step = largest / math.ceil(largest / step)
         window = solver.window(view, step, is_aligned=True)
         x = window.points

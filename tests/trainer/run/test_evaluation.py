@@ -263,7 +263,7 @@ def test_validation_has_the_noise_of_its_step(noise):
     assert np.std(found) / 2 == pytest.approx(one.deviation, rel=0.16)
     # Fresh without a seed: the same release of another run has other noise.
     fresh = [float(released(one, seed=None) - score) for _ in range(3)]
-    assert len({*found, *fresh}) == 303
+    assert len(set(found)) == 300 and len({found[0], *fresh}) == 4
     first, second = (validation()._draw(Keys(None), n) for n in (1, 2))  # not fixed
     assert not np.array_equal(first.examples, second.examples)
 

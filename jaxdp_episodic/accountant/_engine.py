@@ -367,3 +367,76 @@ def clear_kernels_if_crowded() -> None:
 
         _compiled.clear()
         jax.clear_caches()
+
+
+# --- Many settings, in chunks of a few sizes ---
+
+# So JAX compiles each kernel once, and memory does not grow with their number.
+
+# Chunks in flight on an accelerator.
+_AHEAD = 2
+# Number of settings below which threads cost more than they save on NumPy.
+_FEW = 8
+
+
+class Chunks(NamedTuple):
+    """Numbers of settings in a chunk.
+
+    JAX uses the smallest size that holds all settings, or the largest.
+    """
+
+    numpy: int  # largest size on NumPy
+    cpu: tuple[int, ...]  # of JAX on the CPU, ascending
+    accelerator: tuple[int, ...]  # of JAX on other devices, ascending
+
+
+def in_chunks(
+    kernel: Callable[[Any], tuple[np.ndarray, ...]], arrays: Any, sizes: Chunks
+) -> tuple[np.ndarray, ...]:
+    """Calls a kernel chunk by chunk, in parallel; results are (n,).
+
+    On JAX a chunk is padded with its last setting, and the padding removed again.
+    """
+    first, on_jax, device = arrays, engine_name() == "jax", None
+    while isinstance(first, tuple):
+        first = first[0]
+    size = first.shape[-1]
+    if on_jax:
+        widths = sizes.cpu if on_cpu() else sizes.accelerator
+        chunk = next((width for width in widths if size <= width), widths[-1])
+        device = chosen_device()
+    else:
+        chunk = min(size, sizes.numpy)
+        # Use all cores.
+        if size >= max(_FEW, sizes.numpy // 4):
+            chunk = min(chunk, -(-size // num_cores()))
+        if size <= chunk:
+            return tuple(map(np.array, kernel(arrays)))
+
+    def work(start: int) -> tuple[np.ndarray, ...]:
+        stop = min(start + chunk, size)
+        part: Any = slice(start, stop)
+        if on_jax and stop < start + chunk:  # the last setting fills up the chunk
+            part = np.minimum(np.arange(start, start + chunk), size - 1)
+        found = kernel(map_arrays(lambda a: a[..., part], arrays))
+        return tuple(result[..., : stop - start] for result in found)
+
+    starts = range(0, size, chunk)
+    # On an accelerator the next chunk is prepared while the device computes one.
+    workers = _AHEAD if on_jax and not on_cpu() else num_cores()
+    workers = min(len(starts), workers)
+    if workers <= 1:
+        parts = list(map(work, starts))
+    else:
+        parts = in_threads(work, starts, workers, device=device)
+    return tuple(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
+
+
+def on_cpu() -> bool:
+    """Whether JAX's device in this thread is a CPU."""
+    import jax
+
+    device = chosen_device()
+    if device is None:
+        return jax.default_backend() == "cpu"
+    return (device if isinstance(device, str) else device.platform) == "cpu"

@@ -23,14 +23,15 @@ import jaxdp_episodic as jde
 from designs import sampled as step
 from jaxdp_episodic.accountant import _engine, _kernel_cache
 from jaxdp_episodic.accountant._engine import (
+    Chunks,
     choose_engine,
     engine_name,
     float64_boundary,
+    in_chunks,
     jitted,
     using_engine,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods import engine as chunked
 from jaxdp_episodic.accountant.numerics.loops import namespace
 from oracles.mechanisms import SHIPPED
 
@@ -386,8 +387,8 @@ class TestChunks:
             return numbers + table.sum(axis=0), table[1]
 
         numbers, table = np.arange(size), np.arange(3 * size).reshape(3, size)
-        sizes = chunked.Chunks(64, (8, 64), (8, 64))
-        both = chunked.in_chunks(kernel, (numbers, table), sizes)
+        sizes = Chunks(64, (8, 64), (8, 64))
+        both = in_chunks(kernel, (numbers, table), sizes)
         np.testing.assert_array_equal(both[0], numbers + table.sum(axis=0))
         np.testing.assert_array_equal(both[1], table[1])
         if engine == "jax":  # each is compiled
@@ -398,7 +399,7 @@ class TestChunks:
     def test_any_number_of_workers_gives_the_same(self, monkeypatch):
         found = rdp_of(600)
         for cores in (1, 3):
-            monkeypatch.setattr(chunked, "num_cores", lambda cores=cores: cores)
+            monkeypatch.setattr(_engine, "num_cores", lambda cores=cores: cores)
             np.testing.assert_array_equal(rdp_of(600), found)
         assert found.flags.writeable and found.flags.c_contiguous
 
@@ -430,9 +431,9 @@ def test_threads_compute_on_the_callers_device():
     for wanted in (device, None):
         seen.clear()
         with jax.default_device(wanted):
-            sizes = chunked.Chunks(9, (2,), (2,))
+            sizes = Chunks(9, (2,), (2,))
             with using_engine("jax"):
-                (found,) = chunked.in_chunks(kernel, np.arange(9.0), sizes)
+                (found,) = in_chunks(kernel, np.arange(9.0), sizes)
         np.testing.assert_array_equal(found, np.arange(9.0))
         assert len(seen) == 2 * 5
         assert seen[1::2] == [wanted] * 5

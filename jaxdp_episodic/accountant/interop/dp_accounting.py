@@ -34,7 +34,7 @@ from jaxdp_episodic.accountant.interop.dp_event import (
 )
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
 from jaxdp_episodic.accountant.losses.people import PeopleLoss
-from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_bound
+from jaxdp_episodic.accountant.methods.rdp import answer_at_orders, rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
 from jaxdp_episodic.accountant.questions import api

@@ -22,7 +22,7 @@ from jaxdp_episodic.accountant.describe.step import (
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
-from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_curve
+from jaxdp_episodic.accountant.methods.rdp import answer_at_orders, rdp_curve
 from jaxdp_episodic.accountant.methods.run import (
     Answer,
     DeltaAt,

@@ -22,7 +22,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep
 from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
-from jaxdp_episodic.accountant.methods.rdp.method import bounding_few
+from jaxdp_episodic.accountant.methods.rdp import bounding_few
 from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import check_method, public_function

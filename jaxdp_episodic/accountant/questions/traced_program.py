@@ -13,6 +13,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import (
     engine_name,
+    on_cpu,
     register_dataclasses,
     using_engine,
 )
@@ -20,8 +21,7 @@ from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.spec import mapped
 from jaxdp_episodic.accountant.describe.step import AnyStep, GaussianStep, parts_of
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods.engine import on_cpu
-from jaxdp_episodic.accountant.methods.rdp.method import (
+from jaxdp_episodic.accountant.methods.rdp import (
     KINDS,
     traced_bound,
     traced_bound_at,

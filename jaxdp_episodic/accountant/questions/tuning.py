@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import Spec
-from jaxdp_episodic.accountant.methods.rdp.method import epsilons_at_orders
+from jaxdp_episodic.accountant.methods.rdp import epsilons_at_orders
 from jaxdp_episodic.accountant.questions.api import order_grid
 
 # Largest log(1/gamma), so that gamma is a normal number.

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss, Profile
+from jaxdp_episodic.accountant.methods import rdp
 from jaxdp_episodic.accountant.methods.certified import method as pld
 from jaxdp_episodic.accountant.methods.exact import method as exact
-from jaxdp_episodic.accountant.methods.rdp import method as rdp
 from jaxdp_episodic.accountant.methods.run import Answer, Question, Run
 from jaxdp_episodic.accountant.numerics.loops import map_arrays
 

@@ -30,10 +30,9 @@ from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.losses.people import PeopleLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods import closed_form
+from jaxdp_episodic.accountant.methods import closed_form, rdp
 from jaxdp_episodic.accountant.methods.exact import solver
-from jaxdp_episodic.accountant.methods.rdp import kernels
-from jaxdp_episodic.accountant.methods.rdp.kernels import LARGER
+from jaxdp_episodic.accountant.methods.rdp import LARGER
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at, map_arrays
@@ -117,12 +116,12 @@ def asked(loss):
     shape = solver.Shape(112, (3,), (True,), False, 32, 32)
     kernel = functools.partial(solver.one_pass, shape=shape)
     yield kernel, (*[NUMBERS] * 6, groups, 3.0, 24.0, 0.0)
-    panels = [(kernels.rdp, {"on_lattice": False, "direction": "backward"})]
+    panels = [(rdp.rdp, {"on_lattice": False, "direction": "backward"})]
     for on_lattice in {False, loss.has_lattice}:
         panels += [
-            (kernels.best_epsilon, {"on_lattice": on_lattice}),
-            (kernels.best_log_delta, {"on_lattice": on_lattice}),
-            (kernels.rdp, {"on_lattice": on_lattice, "direction": LARGER}),
+            (rdp.best_epsilon, {"on_lattice": on_lattice}),
+            (rdp.best_log_delta, {"on_lattice": on_lattice}),
+            (rdp.rdp, {"on_lattice": on_lattice, "direction": LARGER}),
         ]
     for kernel, static in panels:
         yield functools.partial(kernel, block=SIZE, **static), (NUMBERS, groups)

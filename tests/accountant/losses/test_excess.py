@@ -25,7 +25,7 @@ from jaxdp_episodic.accountant.losses.sampled_gaussian import (
     SampledGaussianLoss,
     mixture_excess,
 )
-from jaxdp_episodic.accountant.methods.rdp.kernels import LATTICE
+from jaxdp_episodic.accountant.methods.rdp import LATTICE
 from oracles import moments
 
 RELATIVE = 1e-10

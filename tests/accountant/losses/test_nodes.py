@@ -21,7 +21,7 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
     exchanged_moments,
     steps_of,
 )
-from jaxdp_episodic.accountant.methods.rdp.kernels import FINE, log_moment
+from jaxdp_episodic.accountant.methods.rdp import FINE, log_moment
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at

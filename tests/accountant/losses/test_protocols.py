@@ -23,8 +23,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
-from jaxdp_episodic.accountant.methods.rdp.kernels import LARGER, log_moment
-from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
+from jaxdp_episodic.accountant.methods.rdp import LARGER, log_moment, rdp_bound
 from jaxdp_episodic.accountant.methods.run import EpsilonAt, Group, Run
 from oracles.mechanisms import SHIPPED, SIZE, concrete_kinds
 

@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.losses.independent_episodes import (
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods.rdp.kernels import COARSE, FINE
+from jaxdp_episodic.accountant.methods.rdp import COARSE, FINE
 from jaxdp_episodic.accountant.numerics.loops import namespace
 from oracles import precise
 

@@ -21,7 +21,7 @@ from jaxdp_episodic.accountant.methods.certified.plan import (
     with_splits,
 )
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
-from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
+from jaxdp_episodic.accountant.methods.rdp import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from oracles import little_noise, precise
 

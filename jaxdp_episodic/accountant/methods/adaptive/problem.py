@@ -11,7 +11,7 @@ import numpy as np
 from jaxdp_episodic.accountant.losses.privacy_loss import FiniteValues, Profile
 from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.closed_form import one_gaussian, shift_error
-from jaxdp_episodic.accountant.methods.rdp.method import rdp_curve
+from jaxdp_episodic.accountant.methods.rdp import rdp_curve
 from jaxdp_episodic.accountant.methods.run import Question, Run
 
 MOST_STATES = 2_000_000  # largest number of states of a graph

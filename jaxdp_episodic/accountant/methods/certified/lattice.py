@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant._engine import Chunks, float64_boundary, in_chunks
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     BoundingPair,
     FiniteValues,
     Profile,
 )
-from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.numerics.loops import Array
 
 # Losses at which a profile is evaluated in one call of its kernel.

@@ -30,7 +30,7 @@ from jaxdp_episodic.accountant.methods.closed_form import (
     one_gaussian,
     shift_error,
 )
-from jaxdp_episodic.accountant.methods.rdp.method import (
+from jaxdp_episodic.accountant.methods.rdp import (
     at_most_total_variation,
     rdp_bound,
 )

@@ -30,7 +30,7 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
     real_moments,
     without_bulk,
 )
-from jaxdp_episodic.accountant.methods.rdp.kernels import (
+from jaxdp_episodic.accountant.methods.rdp import (
     epsilon_at,
     first_order,
     log_delta_at,

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.accountant._engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.losses.privacy_loss import Bounds, Nodes
 from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
-from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.methods.exact.contour import lay_contour
 from jaxdp_episodic.accountant.methods.exact.integral import Blocks, search
 from jaxdp_episodic.accountant.methods.exact.mgf import steps_of

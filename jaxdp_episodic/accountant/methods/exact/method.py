@@ -34,7 +34,7 @@ from jaxdp_episodic.accountant.methods.exact.solver import (
     TOLERANCE,
     ContourSolver,
 )
-from jaxdp_episodic.accountant.methods.rdp.method import (
+from jaxdp_episodic.accountant.methods.rdp import (
     at_most_total_variation,
     bounding_few,
     rdp_bound,

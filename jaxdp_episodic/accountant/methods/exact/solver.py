@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import (
+    Chunks,
     Kernel,
     choose_engine,
     engine_name,
+    in_chunks,
     jitted,
     on_jax,
     using_choice,
 )
-from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.methods.exact.contour import (
     FALL,
     exchanged_is_less,
@@ -31,7 +32,7 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
     bulk_of,
     steps_of,
 )
-from jaxdp_episodic.accountant.methods.rdp.method import bounding_few, rdp_bound
+from jaxdp_episodic.accountant.methods.rdp import bounding_few, rdp_bound
 from jaxdp_episodic.accountant.methods.run import (
     DeltaAt,
     EpsilonAt,

@@ -23,7 +23,7 @@ from jaxdp_episodic.accountant.methods.exact import (
     mgf,
     solver,
 )
-from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound, rdp_curve
+from jaxdp_episodic.accountant.methods.rdp import rdp_bound, rdp_curve
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 

@@ -13,8 +13,8 @@ import jaxdp_episodic as jde
 from designs import episodic, poisson_step
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods.rdp import kernels
-from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
+from jaxdp_episodic.accountant.methods import rdp
+from jaxdp_episodic.accountant.methods.rdp import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Group
 from jaxdp_episodic.accountant.methods.run import Run as EveryRun
 
@@ -177,8 +177,8 @@ def test_lattice_and_panels_find_the_same(engine, transition):
     runs = random_runs(13, 64, transition=transition)
     groups = _sampled(runs.rate, runs.noise, runs.num_steps)
     questions = (
-        (kernels.best_epsilon, np.log(runs.delta)),
-        (kernels.best_log_delta, np.geomspace(0.01, 30, 64)),
+        (rdp.best_epsilon, np.log(runs.delta)),
+        (rdp.best_log_delta, np.geomspace(0.01, 30, 64)),
     )
     for kernel, target in questions:
         ask = float64_boundary(kernel, ("on_lattice", "block"))
@@ -195,8 +195,8 @@ def test_lattice_and_panels_find_the_same(engine, transition):
 @pytest.mark.parametrize(
     ("kernel", "question", "rate", "noise", "num_steps"),
     [
-        (kernels.best_epsilon, EpsilonAt, 1e-4, 0.02, 10.0),  # takes too many nodes
-        (kernels.best_log_delta, DeltaAt, 0.2, 40.0, 5.0),  # its moment overflows
+        (rdp.best_epsilon, EpsilonAt, 1e-4, 0.02, 10.0),  # takes too many nodes
+        (rdp.best_log_delta, DeltaAt, 0.2, 40.0, 5.0),  # its moment overflows
     ],
 )
 def test_panels_answer_beyond_the_lattice(kernel, question, rate, noise, num_steps):

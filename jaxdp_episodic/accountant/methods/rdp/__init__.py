@@ -1,1 +1,0 @@
-"""Rényi DP: an upper bound for every question."""

@@ -58,8 +58,7 @@ from jaxdp_episodic.accountant.questions.calibration import (
     calibrate_rate,
 )
 from jaxdp_episodic.accountant.questions.gradients import epsilon_and_gradient
-from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
-from jaxdp_episodic.accountant.report.report import privacy_report
+from jaxdp_episodic.accountant.report.report import PrivacyReport, privacy_report
 
 __version__ = "1.0.0"
 

@@ -318,15 +318,15 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 67_665,
+    "jaxdp_episodic": 67_600,
     "jaxdp_episodic/accountant/describe": 4_100,
     "jaxdp_episodic/accountant/losses": 5_630,
     "jaxdp_episodic/accountant/methods": 6_785,
     "jaxdp_episodic/accountant/numerics": 3_350,
     "jaxdp_episodic/accountant/questions": 6_440,
     "jaxdp_episodic/accountant/bounds": 2_000,
-    "jaxdp_episodic/accountant/interop": 1_780,
-    "jaxdp_episodic/accountant/report": 2_180,
+    "jaxdp_episodic/accountant/interop": 1_776,
+    "jaxdp_episodic/accountant/report": 2_119,
     "jaxdp_episodic/trainer/data": 3_600,
     "jaxdp_episodic/trainer/draw": 1_785,
     "jaxdp_episodic/trainer/config": 1_515,
@@ -342,7 +342,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/book": 1_235,
     "jaxdp_episodic/tools/train": 1_360,
     "jaxdp_episodic/tools/explore": 525,
-    "jaxdp_episodic/tools/cli": 2_585,
+    "jaxdp_episodic/tools/cli": 2_576,
     "jaxdp_episodic/files": 1_530,
     "experiments": 7_110,
     "tests": 48_400,

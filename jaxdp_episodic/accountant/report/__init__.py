@@ -1,5 +1,4 @@
 """Texts about a run (report, statement, caveats) and the format of its ledger.
 
-Doors: `adaptive_words`, `in_words`, `ledger_content`, `ledger_file`, `ledgers`,
-`privacy_statement`, `protected`, `report`, `rounding`.
+Doors: `in_words`, `ledger_file`, `ledgers`, `report`, `sentences`.
 """

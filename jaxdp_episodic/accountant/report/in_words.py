@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -13,13 +13,26 @@ from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import PERSON, WithoutReplacement
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
-from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget, in_words
 from jaxdp_episodic.accountant.questions.attacker import advantage, true_positive_rate
-from jaxdp_episodic.accountant.report.adaptive_words import adaptive_preconditions
-from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
-from jaxdp_episodic.accountant.report.protected import changed_unit, protected_unit
-from jaxdp_episodic.accountant.report.report import run_at_level
-from jaxdp_episodic.accountant.report.rounding import upward
+from jaxdp_episodic.accountant.report.report import PrivacyReport, run_at_level
+from jaxdp_episodic.accountant.report.sentences import (
+    changed_unit,
+    preconditions_of,
+    protected_unit,
+    upward,
+)
+
+GUARANTEE = "guarantee"
+TAKEN = "taken"
+
+INFORMATION = "no guarantee; the same steps, had they been fixed in advance"
+
+_PARTS = (
+    "Parts: with several budgets the largest one counts. Their options use different "
+    "parts of the data, and every protected unit is in one part."
+)
+
 
 _ANSWER = (
     "You must make sure of these: no program can check them all. docs/guarantees.md "
@@ -40,16 +53,17 @@ def report_in_words(
     """Returns the report as Markdown."""
     rows = _rows(report, run, people)
     lines = _opening(
-        report.protected,
-        f"what the {sum(report.num_steps):,} steps of this run release",
-        changed_unit(report.privacy_unit, report.neighboring_relation),
+        protected=report.protected,
+        released=f"what the {sum(report.num_steps):,} steps of this run release",
+        changed=changed_unit(report.privacy_unit, report.neighboring_relation),
+        cost=f"{_epsilon(report.epsilon)} at delta {report.delta:g}",
+        attacks=rows[report.privacy_unit][1:],
     )
-    lines += _how_well(report.epsilon, report.delta, *rows[report.privacy_unit][1:])
     if len(rows) > 1:
-        alarms = f"found with {100 * FALSE_ALARMS:g} % false alarms"
         lines += [
             *("", "## Whom else it protects, and how well", ""),
-            f"| one | epsilon | right answers, if equally likely | {alarms} |",
+            "| one | epsilon | right answers, if equally likely | found with "
+            f"{100 * FALSE_ALARMS:g} % false alarms |",
             "|---|---|---|---|",
             *(f"| {level} | {' | '.join(cells)} |" for level, cells in rows.items()),
         ]
@@ -64,14 +78,14 @@ def report_in_words(
 def adaptive_in_words(budget: AdaptiveBudget, facts: Sequence[str] = ()) -> str:
     """Returns the report of an adaptive run before it begins, as Markdown."""
     step = budget.a_step
-    # With several runs each unit is in the data of one run.
-    right, found = np.max([_attacks(run) for run in budget.runs], axis=0)
     lines = _opening(
-        protected_unit(step),
-        "whatever this run releases",
-        changed_unit(str(step.privacy_unit), step.neighboring_relation),
+        protected=protected_unit(step),
+        released="whatever this run releases",
+        changed=changed_unit(str(step.privacy_unit), step.neighboring_relation),
+        cost=f"{_epsilon(budget.epsilon)} at delta {budget.delta:g}",
+        # With several runs each unit is in the data of one run.
+        attacks=map(_percent, np.max([_attacks(run) for run in budget.runs], axis=0)),
     )
-    lines += _how_well(budget.epsilon, budget.delta, _percent(right), _percent(found))
     lines += [
         "",
         "## What is chosen on the way",
@@ -91,8 +105,12 @@ def adaptive_in_words(budget: AdaptiveBudget, facts: Sequence[str] = ()) -> str:
     return "\n".join(map(_filled, lines))
 
 
-def _opening(protected: str, released: str, changed: str) -> list[str]:
-    """The section about who is protected."""
+def _opening(
+    protected: str, released: str, changed: str, cost: str, attacks: Iterable[str]
+) -> list[str]:
+    """The sections on who is protected, and how well: two attacks' success rates."""
+    right, found = attacks
+    alarms = f"{100 * FALSE_ALARMS:g} %"
     return [
         "# Privacy in words",
         "",
@@ -101,24 +119,17 @@ def _opening(protected: str, released: str, changed: str) -> list[str]:
         f"This protects {protected}: {released} would be nearly as likely "
         f"with {changed} in the training data. This holds whatever else an "
         "attacker knows, and whatever is done with the release.",
-    ]
-
-
-def _how_well(epsilon: float, delta: float, right: str, found: str) -> list[str]:
-    """The section about epsilon: the success rates of two attacks."""
-    return [
         "",
         "## How well",
         "",
-        f"Epsilon is {_epsilon(epsilon)} at delta {delta:g}; smaller is better. "
+        f"Epsilon is {cost}; smaller is better. "
         "Suppose that an attacker sees everything that is released, knows all of the "
         "rest of the data, and asks whether the data were changed in this way:",
         "",
         f"* If both were equally likely, at most {right} of the answers are right; "
         "without the release 50 % are.",
-        f"* With a false alarm in {100 * FALSE_ALARMS:g} % of the cases in which "
-        f"nothing was changed, at most {found} of the changes are found; "
-        f"without the release {100 * FALSE_ALARMS:g} % are.",
+        f"* With a false alarm in {alarms} of the cases in which nothing was changed, "
+        f"at most {found} of the changes are found; without the release {alarms} are.",
     ]
 
 
@@ -223,3 +234,51 @@ def _filled(line: str) -> str:
         return line
     indent = "  " if line.startswith("* ") else ""
     return textwrap.fill(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+
+
+# --- An adaptive run after each of its steps ---
+
+
+def owed_by_plan(epsilon: float, delta: float, *, together: bool = False) -> str:
+    """Returns the text for a fixed run that ended before its planned end."""
+    return (
+        "this cost holds if the end did not depend on what it released (a plan, a "
+        "crash, a bill). A run that was stopped because of a release, such as a score, "
+        f"costs its whole plan: epsilon {upward(epsilon, 5)} at delta "
+        f"{delta:g}" + " together" * together
+    )
+
+
+def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
+    """Returns (name, text) pairs about the budget, the guarantee first."""
+    guaranteed = (
+        f"epsilon {upward(budget.epsilon)} at delta {budget.delta:g}, however the "
+        "steps are chosen and whenever the run ends; it does not change"
+    )
+    found, so_far = [(GUARANTEE, guaranteed)], []
+    for run in budget.runs:
+        # Charged options come first.
+        taken = sorted(run.taken.items(), key=lambda one: not one[1])
+        each = in_words(
+            f"{number:,} of {name!r} ({budget.most(name):,} left)"
+            for name, number in taken
+        )
+        if run.budget is not None:
+            each += f"; {run.spent:,} of {run.budget:,} spent"
+        found.append((TAKEN, each))
+        if run.odometer is not None:
+            read = (
+                f"so far at most epsilon {upward(run.epsilon_so_far)}, whenever it is "
+                f"read, at delta {upward(run.odometer_interval()[1])}; fixed before "
+                "the first release"
+            )
+            so_far.append(("odometer", read))
+    known = f"epsilon {upward(budget.epsilon_taken())} ({INFORMATION})"
+    return [*found, *so_far, ("information", known)]
+
+
+def adaptive_preconditions(budget: AdaptiveBudget) -> list[str]:
+    """Returns the preconditions of the guarantee that cannot be checked."""
+    every = budget.composed(dict.fromkeys(budget.options, 1))
+    found = preconditions_of(every, chooses=True)
+    return [*found, *([_PARTS] if len(budget.runs) > 1 else [])]

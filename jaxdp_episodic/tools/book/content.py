@@ -41,7 +41,7 @@ from jaxdp_episodic.accountant.questions.gdp_budget import (
     gdp_price,
     price_of_rdp,
 )
-from jaxdp_episodic.accountant.report.protected import unit_in_words
+from jaxdp_episodic.accountant.report.sentences import unit_in_words
 from jaxdp_episodic.files.json_file import parse_json
 from jaxdp_episodic.tools.book.storage import BookError, Row
 

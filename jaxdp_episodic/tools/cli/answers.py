@@ -18,16 +18,9 @@ from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon
-from jaxdp_episodic.accountant.report.adaptive_words import (
-    INFORMATION,
-    budget_in_words,
-    owed_by_plan,
-)
-from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger, refusing, run_file
+from jaxdp_episodic.accountant.report import in_words, ledger_file
 from jaxdp_episodic.accountant.report.ledgers import LedgersContent, read_ledgers
-from jaxdp_episodic.accountant.report.protected import protected_unit
-from jaxdp_episodic.accountant.report.rounding import downward, upward
+from jaxdp_episodic.accountant.report.sentences import downward, protected_unit, upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.table_file import check_suffix
 from jaxdp_episodic.tools.cli.command import (
@@ -95,7 +88,7 @@ def do_calibrate(o: Options) -> list[str]:
 
 def do_log(o: Options) -> list[str]:
     """The command ``log``."""
-    with refusing(o.dir), run_file(o.dir) as file:
+    with ledger_file.refusing(o.dir), ledger_file.run_file(o.dir) as file:
         return [json.dumps(line, allow_nan=False) for line in _records_of(file)]
 
 
@@ -305,7 +298,7 @@ _CALIBRATION_SLACK = 1e-3
 def is_adaptive(path: Path) -> bool:
     """Returns whether a run's file is that of an adaptive run."""
     try:
-        with run_file(path) as run:
+        with ledger_file.run_file(path) as run:
             return "adaptive" in run.facts
     except (OSError, ValueError):
         return False  # not a run's file: `read_ledger` raises the error
@@ -313,7 +306,7 @@ def is_adaptive(path: Path) -> bool:
 
 def adaptive_lines(path: Path, *, delta: float | None, as_json: bool) -> list[str]:
     """Returns the privacy cost in an adaptive run's ledger, at its delta or another."""
-    content = read_ledger(path)
+    content = ledger_file.read_ledger(path)
     budget = content.adaptive_taken
     assert budget is not None  # as `is_adaptive`
     if delta is not None:
@@ -322,7 +315,7 @@ def adaptive_lines(path: Path, *, delta: float | None, as_json: bool) -> list[st
     step, warned = budget.a_step, caveats_on_ledger(content)
     if not as_json:
         rows = [
-            *budget_in_words(budget),
+            *in_words.budget_in_words(budget),
             ("protected", f"{protected_unit(step)} ({step.neighboring_relation})"),
             ("ended", "by its own choice" if content.has_ended else "not yet"),
         ]
@@ -342,7 +335,7 @@ def adaptive_lines(path: Path, *, delta: float | None, as_json: bool) -> list[st
         ],
         "information": {
             "epsilon": plain(budget.epsilon_taken()),
-            "meaning": INFORMATION,
+            "meaning": in_words.INFORMATION,
         },
         "has_ended": content.has_ended,
         "privacy_unit": step.privacy_unit,
@@ -396,11 +389,11 @@ def caveats_on_ledgers(
                 f"{upward(float(own), 5)}; planned was {target}"
             )
     if early:
-        early.append(owed_by_plan(*ledgers.planned, together=are_several))
+        early.append(in_words.owed_by_plan(*ledgers.planned, together=are_several))
     return caveats + early
 
 
-def caveats_on_ledger(content: LedgerContent) -> list[str]:
+def caveats_on_ledger(content: ledger_file.LedgerContent) -> list[str]:
     """Returns warnings that belong to an epsilon computed from one ledger."""
     of_search = content.search is not None
     # An adaptive run has whole epochs only.

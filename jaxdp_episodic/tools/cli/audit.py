@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic._progress import ProgressBar, standard_error
-from jaxdp_episodic.accountant.report.rounding import downward, upward
+from jaxdp_episodic.accountant.report.sentences import downward, upward
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.cli.command import Options, use_all_cores
 from jaxdp_episodic.tools.cli.flags import PROGRAM

@@ -12,7 +12,7 @@ from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
-from jaxdp_episodic.accountant.report.rounding import downward, upward
+from jaxdp_episodic.accountant.report.sentences import downward, upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.book import book

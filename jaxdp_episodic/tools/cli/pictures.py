@@ -11,7 +11,7 @@ import webbrowser
 from pathlib import Path
 
 from jaxdp_episodic._progress import standard_error
-from jaxdp_episodic.accountant.report.protected import protected_unit
+from jaxdp_episodic.accountant.report.sentences import protected_unit
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.tools.cli.command import Options, facts, reason, waiting
 from jaxdp_episodic.tools.cli.flags import PROGRAM

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic._progress import standard_error
-from jaxdp_episodic.accountant.report.rounding import upward
+from jaxdp_episodic.accountant.report.sentences import upward
 from jaxdp_episodic.files.table_file import check_suffix, writing
 from jaxdp_episodic.tools.cli.command import (
     Options,

@@ -19,7 +19,7 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon, epsilon_interval
 from jaxdp_episodic.accountant.questions.attacker import upper_delta
 from jaxdp_episodic.accountant.report.report import tree_levels
-from jaxdp_episodic.accountant.report.rounding import downward, upward
+from jaxdp_episodic.accountant.report.sentences import downward, upward
 from jaxdp_episodic.files.json_file import parse_json, plain
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.plots.curve import SMALLEST_DELTA, privacy_curve, summary

@@ -20,7 +20,7 @@ from jaxdp_episodic.accountant.questions.attacker import (
     true_positive_rate,
     upper_delta,
 )
-from jaxdp_episodic.accountant.report.rounding import upward
+from jaxdp_episodic.accountant.report.sentences import upward
 from jaxdp_episodic.files import json_file
 from jaxdp_episodic.tools.plots.figures import (
     BLUE,

@@ -20,9 +20,8 @@ from rich.console import Console
 from jaxdp_episodic._progress import ProgressBar, standard_error
 from jaxdp_episodic.accountant._kernel_cache import keeping_kernels
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
-from jaxdp_episodic.accountant.report.adaptive_words import GUARANTEE, budget_in_words
-from jaxdp_episodic.accountant.report.protected import protected_unit
-from jaxdp_episodic.accountant.report.rounding import upward
+from jaxdp_episodic.accountant.report.in_words import GUARANTEE, budget_in_words
+from jaxdp_episodic.accountant.report.sentences import protected_unit, upward
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.optional import installing
 from jaxdp_episodic.tools.book.book import Paid, check_out

@@ -21,7 +21,7 @@ from jaxdp_episodic.accountant.questions.tuning import (
     curve_to_epsilon,
     tuned_rdp,
 )
-from jaxdp_episodic.accountant.report.rounding import upward
+from jaxdp_episodic.accountant.report.sentences import upward
 from jaxdp_episodic.files.atomic import atomic_folder, write_atomically
 from jaxdp_episodic.tools.book.book import Order, Paid, check_in, check_out
 from jaxdp_episodic.tools.book.content import TUNE, BookTerms, new_name, price_of_search

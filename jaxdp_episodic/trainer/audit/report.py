@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxdp_episodic.accountant.report.rounding import downward, upward
+from jaxdp_episodic.accountant.report.sentences import downward, upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.trainer.audit.bounds import EpsilonBound, Guesses
 from jaxdp_episodic.trainer.audit.game import ReleaseAudit

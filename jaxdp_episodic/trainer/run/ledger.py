@@ -21,9 +21,12 @@ from jaxdp_episodic.accountant.questions.budget import (
     SpentAhead,
     public_budget,
 )
-from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
-from jaxdp_episodic.accountant.report.ledger_file import LedgerError, content_of
-from jaxdp_episodic.accountant.report.rounding import upward
+from jaxdp_episodic.accountant.report.ledger_file import (
+    LedgerContent,
+    LedgerError,
+    content_of,
+)
+from jaxdp_episodic.accountant.report.sentences import upward
 from jaxdp_episodic.trainer.config.rules import Released, ScoreThen
 from jaxdp_episodic.trainer.run.state import (
     described_step,

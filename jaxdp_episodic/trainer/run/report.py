@@ -25,25 +25,19 @@ from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep,
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.attacker import true_positive_rate
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
-from jaxdp_episodic.accountant.report.adaptive_words import (
-    TAKEN,
-    adaptive_preconditions,
-    budget_in_words,
-    owed_by_plan,
-)
-from jaxdp_episodic.accountant.report.in_words import FALSE_ALARMS
-from jaxdp_episodic.accountant.report.privacy_statement import (
+from jaxdp_episodic.accountant.report import in_words
+from jaxdp_episodic.accountant.report.report import (
     CONDITIONS,
     PrivacyReport,
     listed,
+    privacy_report,
 )
-from jaxdp_episodic.accountant.report.protected import (
+from jaxdp_episodic.accountant.report.sentences import (
     bounds_in_words,
     changed_unit,
     protected_unit,
+    upward,
 )
-from jaxdp_episodic.accountant.report.report import privacy_report
-from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.trainer.config.training_parts import (
     DISCRETE,
@@ -142,17 +136,18 @@ def _facts(trainer: Any, budget: Any, spent: float, uncounted: float) -> dict[st
     """The table of a run's facts."""
     step, taken, words = budget.step, trainer.num_steps_charged, dict[str, Any]()
     adapts = isinstance(budget, AdaptiveBudget)
-    for name, text in budget_in_words(budget) if adapts else ():
+    for name, text in in_words.budget_in_words(budget) if adapts else ():
         words[name] = f"{words[name]}; {text}" if name in words else text
     noises = [float(one.noise_multiplier) for one in budget.before]
     is_short = budget.is_private and taken < budget.num_steps
+    owed = in_words.owed_by_plan(budget.epsilon, budget.delta)
     planned: dict[str, Any] = {
         "steps": taken,
         "epsilon spent": spent,
         # For comparison with accountants that do not count the draw of examples.
         "epsilon without counting the draw of examples": uncounted,
         "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
-        "ended early": owed_by_plan(budget.epsilon, budget.delta) if is_short else None,
+        "ended early": owed if is_short else None,
         "noise multipliers of statistics": noises or None,
     }
     if step.privacy_unit in OWNED:
@@ -206,9 +201,10 @@ def meaning_of(trainer: Any) -> str:
         return "not private"
     if isinstance(budget, AdaptiveBudget):
         return f"Every single {unit} is protected, however the run chose its steps."
-    found = true_positive_rate(budget.run(taken), false_positive_rate=FALSE_ALARMS)
+    false_alarms = in_words.FALSE_ALARMS
+    found = true_positive_rate(budget.run(taken), false_positive_rate=false_alarms)
     rate = np.ceil(1000 * float(found)) / 10
-    alarms = f"{100 * FALSE_ALARMS:g} %"
+    alarms = f"{100 * false_alarms:g} %"
     return (
         f"Every single {unit} is protected ({budget.step.neighboring_relation}). "
         "Somebody who sees all releases and knows\nall other data detects its presence "
@@ -271,10 +267,10 @@ def privacy_statement(
         block = "\n".join(
             [
                 textwrap.fill(f"{name:<12} {text}", _WIDTH, subsequent_indent=13 * " ")
-                for name, text in budget_in_words(budget)
-                if name != TAKEN  # which the table says
+                for name, text in in_words.budget_in_words(budget)
+                if name != in_words.TAKEN  # which the table says
             ]
-            + listed(CONDITIONS, adaptive_preconditions(budget))
+            + listed(CONDITIONS, in_words.adaptive_preconditions(budget))
         )
     else:
         public = public_budget(budget) if for_release else budget
@@ -330,7 +326,7 @@ def _planned_rows(
         words += (
             f" It ended after {num_steps:,} of {budget.num_steps:,} steps, which alone "
             f"cost epsilon {upward(report.epsilon)}: "
-            f"{owed_by_plan(budget.epsilon, budget.delta)}."
+            f"{in_words.owed_by_plan(budget.epsilon, budget.delta)}."
         )
     deviations, replaced = dict[str, list[str]](), ""
     for step in budget.before[:before]:

@@ -10,8 +10,8 @@ import pytest
 
 import jaxdp_episodic as jde
 from designs import grouped
-from jaxdp_episodic.accountant.report import caveats
 from jaxdp_episodic.accountant.report import report as report_module
+from jaxdp_episodic.accountant.report import sentences
 from jaxdp_episodic.accountant.report.report import privacy_report
 
 # These tests are about the Rényi bounds.
@@ -377,7 +377,7 @@ def test_shuffled_epochs_are_compared_with_bins_and_poisson(monkeypatch):
         asked[type(step.design.levels[0])] = step, run
         return 0.25 * len(asked)
 
-    monkeypatch.setattr(caveats, "epsilon", noted)
+    monkeypatch.setattr(sentences, "epsilon", noted)
     shuffled = one_level(jde.ShuffledEpochs("user", steps_per_epoch=20))
     bins = one_level(jde.RandomAllocation("user", steps_per_epoch=20))
     coins = one_level(jde.Poisson("user", sampling_probability=1 / 20))
@@ -387,7 +387,7 @@ def test_shuffled_epochs_are_compared_with_bins_and_poisson(monkeypatch):
     assert "0.25 by random allocation" in text and "0.5 by Poisson sampling" in text
     assert asked == {jde.RandomAllocation: (bins, run), jde.Poisson: (coins, run)}
     assert "Fresh epochs" in "".join(said.preconditions)
-    conditions = caveats.preconditions_of(jde.compose((bins, 40)))
+    conditions = sentences.preconditions_of(jde.compose((bins, 40)))
     found = {text.partition(":")[0] for text in conditions}
     assert {"Fresh epochs", "Sums"} <= found and "Fresh samples" not in found
 

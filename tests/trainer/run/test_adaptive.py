@@ -10,7 +10,7 @@ import pytest
 import jaxdp_episodic as jde
 from crash_rigs import ending
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
-from jaxdp_episodic.accountant.report.adaptive_words import budget_in_words
+from jaxdp_episodic.accountant.report.in_words import budget_in_words
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.rules import (

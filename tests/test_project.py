@@ -318,10 +318,10 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 67_600,
+    "jaxdp_episodic": 67_461,
     "jaxdp_episodic/accountant/describe": 4_100,
-    "jaxdp_episodic/accountant/losses": 5_630,
-    "jaxdp_episodic/accountant/methods": 6_785,
+    "jaxdp_episodic/accountant/losses": 5_621,
+    "jaxdp_episodic/accountant/methods": 6_647,
     "jaxdp_episodic/accountant/numerics": 3_350,
     "jaxdp_episodic/accountant/questions": 6_440,
     "jaxdp_episodic/accountant/bounds": 2_000,

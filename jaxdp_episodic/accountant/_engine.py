@@ -391,13 +391,16 @@ class Chunks(NamedTuple):
 
 
 def in_chunks(
-    kernel: Callable[[Any], tuple[np.ndarray, ...]], arrays: Any, sizes: Chunks
+    kernel: Callable[..., tuple[np.ndarray, ...]],
+    arrays: tuple[Any, ...],
+    sizes: Chunks,
 ) -> tuple[np.ndarray, ...]:
-    """Calls a kernel chunk by chunk, in parallel; results are (n,).
+    """Calls a kernel of some arrays chunk by chunk, in parallel; results are (n,).
 
     On JAX a chunk is padded with its last setting, and the padding removed again.
     """
-    first, on_jax, device = arrays, engine_name() == "jax", None
+    first: Any = arrays
+    on_jax, device = engine_name() == "jax", None
     while isinstance(first, tuple):
         first = first[0]
     size = first.shape[-1]
@@ -411,14 +414,14 @@ def in_chunks(
         if size >= max(_FEW, sizes.numpy // 4):
             chunk = min(chunk, -(-size // num_cores()))
         if size <= chunk:
-            return tuple(map(np.array, kernel(arrays)))
+            return tuple(map(np.array, kernel(*arrays)))
 
     def work(start: int) -> tuple[np.ndarray, ...]:
         stop = min(start + chunk, size)
         part: Any = slice(start, stop)
         if on_jax and stop < start + chunk:  # the last setting fills up the chunk
             part = np.minimum(np.arange(start, start + chunk), size - 1)
-        found = kernel(map_arrays(lambda a: a[..., part], arrays))
+        found = kernel(*map_arrays(lambda a: a[..., part], arrays))
         return tuple(result[..., : stop - start] for result in found)
 
     starts = range(0, size, chunk)

@@ -381,8 +381,7 @@ class TestChunks:
     def test_every_setting_is_answered_in_its_place(self, size, engine):
         seen = []
 
-        def kernel(part):
-            (numbers, table) = part
+        def kernel(numbers, table):
             seen.append(numbers.shape[-1])
             return numbers + table.sum(axis=0), table[1]
 
@@ -433,7 +432,7 @@ def test_threads_compute_on_the_callers_device():
         with jax.default_device(wanted):
             sizes = Chunks(9, (2,), (2,))
             with using_engine("jax"):
-                (found,) = in_chunks(kernel, np.arange(9.0), sizes)
+                (found,) = in_chunks(kernel, (np.arange(9.0),), sizes)
         np.testing.assert_array_equal(found, np.arange(9.0))
         assert len(seen) == 2 * 5
         assert seen[1::2] == [wanted] * 5

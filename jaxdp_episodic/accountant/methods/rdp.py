@@ -571,7 +571,7 @@ def _by_chunks(
     """Evaluates a kernel in chunks, on the engine for this many settings."""
     size, losses = arrays[0].size, [group.loss for group in arrays[1]]
 
-    def chunk(part: Any) -> tuple[np.ndarray, np.ndarray]:
+    def chunk(*part: Any) -> tuple[np.ndarray, np.ndarray]:
         options, block = dict(static), part[0].shape[-1]
         if engine_name() == "jax":  # not compiled for ``near`` and ``loose``
             part = part[:2]

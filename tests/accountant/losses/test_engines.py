@@ -115,7 +115,7 @@ def asked(loss):
     groups = (Group(loss.map(lambda field: field[None]), ROW),)
     shape = solver.Shape(112, (3,), (True,), False, 32, 32)
     kernel = functools.partial(solver.one_pass, shape=shape)
-    yield kernel, (*[NUMBERS] * 6, groups, 3.0, 24.0, 0.0)
+    yield kernel, (3.0, 24.0, 0.0, *[NUMBERS] * 6, groups)
     panels = [(rdp.rdp, {"on_lattice": False, "direction": "backward"})]
     for on_lattice in {False, loss.has_lattice}:
         panels += [

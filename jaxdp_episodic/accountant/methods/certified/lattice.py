@@ -74,7 +74,7 @@ def evaluate_tails(
     u = np.maximum(flat, least)
     chunk = min(_CHUNKS.numpy, max(_TERMS_AT_ONCE // every.terms_of_profile, 16))
     own, own_scaled, other, other_scaled = in_chunks(
-        lambda part: _log_tails(*part), (u, every), _CHUNKS._replace(numpy=chunk)
+        _log_tails, (u, every), _CHUNKS._replace(numpy=chunk)
     )
     relative = every.profile_error()
     cuts = np.cumsum(lengths)[:-1]

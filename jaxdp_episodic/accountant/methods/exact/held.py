@@ -10,9 +10,8 @@ import numpy as np
 from jaxdp_episodic.accountant._engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.losses.privacy_loss import Bounds, Nodes
 from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
-from jaxdp_episodic.accountant.methods.exact.contour import lay_contour
-from jaxdp_episodic.accountant.methods.exact.integral import Blocks, search
-from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
+from jaxdp_episodic.accountant.methods.exact.integral import Blocks, lay_contour, search
+from jaxdp_episodic.accountant.methods.exact.mgf import bulk_of, steps_of
 from jaxdp_episodic.accountant.methods.exact.solver import CUT, PASSES
 from jaxdp_episodic.accountant.methods.run import Question, Run
 
@@ -75,11 +74,12 @@ def _change(sides: Any, answer: np.ndarray, effort: Any, backward: float) -> np.
     goals = targets if is_epsilon else [answer, answer]
     run = sides[1][1]
     cut = np.minimum(goals[0], 0.0) - np.log(np.maximum(run.num_steps, 1.0)) - CUT
-    arrays = (*epsilons, cut, np.full(answer.shape, backward))
     groups = tuple(run.groups() for _, run in sides)
+    arrays = (*epsilons, cut, np.full(answer.shape, backward), groups)
 
-    def on_chunk(chunk: Any) -> tuple[np.ndarray, ...]:
-        (*epsilons, cut, backward), groups = chunk
+    def on_chunk(
+        low: Any, high: Any, cut: Any, backward: Any, groups: Any
+    ) -> tuple[np.ndarray, ...]:
         each = [
             tuple(
                 steps_of(g, backward, cut, num_nodes=effort.loss_nodes, num_terms=1)
@@ -87,16 +87,14 @@ def _change(sides: Any, answer: np.ndarray, effort: Any, backward: float) -> np.
             )
             for side in groups
         ]
-        contour = lay_contour(epsilons[1], each[1], effort.fall)
+        contour = lay_contour(high, each[1], effort.fall, bulk_of(each[1]))
         blocks, parts = Blocks(1, effort.contour_nodes, 1), []
-        for epsilon, steps in zip(epsilons, each, strict=True):
+        for epsilon, steps in zip((low, high), each, strict=True):
             # Contour and epsilon are the same on both sides: nothing is searched for.
             parts += search(cut, epsilon, epsilon, contour, steps, blocks, True)[:3]
         return tuple(parts)
 
-    low, error, slope, high, other, other_slope = in_chunks(
-        on_chunk, (arrays, groups), _CHUNKS
-    )
+    low, error, slope, high, other, other_slope = in_chunks(on_chunk, arrays, _CHUNKS)
     change = high - low
     if is_epsilon:
         change = change - (goals[1] - goals[0])

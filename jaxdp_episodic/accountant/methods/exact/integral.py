@@ -1,7 +1,7 @@
 """Exact delta and epsilon of composed steps, by a contour integral.
 
-Pure kernels. Reference: docs/theory.md, "Exact"; Alghamdi et al. (2022),
-arXiv:2208.09595.
+The contour is a hyperbola through the saddle point. Pure kernels. Reference:
+docs/theory.md, "Exact"; Alghamdi et al. (2022), arXiv:2208.09595.
 """
 
 from __future__ import annotations
@@ -13,34 +13,291 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
-from jaxdp_episodic.accountant.methods.exact.contour import (
-    Contour,
-    contour_points,
-)
 from jaxdp_episodic.accountant.methods.exact.mgf import (
     Bulk,
     Pair,
     Steps,
     first_realignment,
+    log_bulk,
     log_powers,
     log_realigned,
-    may_realign,
+    real_moments,
     without_bulk,
 )
-from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
+from jaxdp_episodic.accountant.numerics.complex_exponentials import (
+    divided,
+    log_size,
+    polar,
+    times,
+)
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     at,
     fori_loop,
     namespace,
+    rows_at,
     rows_of,
     stored,
     where_needed,
     while_loop,
 )
-from jaxdp_episodic.accountant.numerics.special import (
-    log_normal_density,
-)
+from jaxdp_episodic.accountant.numerics.roots import log_crossing
+from jaxdp_episodic.accountant.numerics.special import log_normal_density
+
+# Lean of the contour (slope of its asymptote, dx / dy) relative to the largest at which
+# the terms of the nodes decay. At 1 a Gaussian's would not.
+_LEAN_SHARE = 0.7
+# The same for the nodes of the checking rule.
+_CHECK_LEAN_SHARE = 0.9
+# Largest lean.
+_LARGEST_LEAN = 0.6
+# Leans tried, relative to the largest one, if parts of the losses lie far apart.
+_STEEPER = 0.5 ** np.arange(5.0)
+# Log of the largest contribution of the truncated losses on the contour: M^T may be 1,
+# of which 1e-6 may be left without the bulk.
+_TRUNCATED = -40.0
+# Nats by which the integrand falls along the contour.
+FALL = 42.0
+# Nats by which it falls along a vertical line.
+_VERTICAL_FALL = 26.0
+# Least end of a vertical line in units of the scale. Nodes there are equally spaced,
+# and phases of atoms agree again where y is a few times 1 / loss.
+_VERTICAL_END = 300.0
+# Number of points at which the end is searched for.
+_NUM_PROBES = 16
+# Search for the saddle point: points in a bracket, in the logarithm.
+_SADDLE_POINTS = 6
+# Search for the saddle point: number of rounds, each of which leaves a fifth.
+_SADDLE_REFINEMENTS = 3
+# Crossings of the real axis tried if the bulk is subtracted, relative to the saddle
+# point of the whole integrand.
+_CROSSINGS = 1.6 ** np.arange(8.0)
+# The bulk is subtracted if that makes the integrand smaller by so many nats.
+_LEAST_GAIN = 1.0
+# Least relative difference of M^T and the bulk that is above rounding errors.
+_LEAST_DIFFERENCE = 1e-6
+# The same for each step, added.
+_LEAST_DIFFERENCE_PER_STEP = 1e-11
+# Radians by which the integrand's phase may change in a unit of u.
+_PHASE = 6.0
+
+
+class Contour(NamedTuple):
+    """Parameters of the contour of each setting; (n,) arrays."""
+
+    center: Array  # where it crosses the real axis
+    scale: Array  # distance along which it turns from vertical to its asymptote
+    lean: Array  # slope of the asymptote, dx / dy; < 0 to the left
+    bend: Array  # of y(u) = scale asinh(bend sinh(u)) / bend; at most 1
+    end: Array  # largest u
+    bulk: Bulk  # what is subtracted; its variance is 0 if nothing is
+
+
+def lay_contour(
+    epsilon: Array, groups: tuple[Steps, ...], fall: Array | float, bulk: Bulk
+) -> Contour:
+    """The contour for delta at ``epsilon``, (n,); ``fall`` is in nats."""
+    xp = namespace(epsilon, groups[0].count)
+    largest = largest_center(epsilon, groups)
+
+    def falling(c: Array) -> Array:
+        """Minus the slope of the integrand's logarithm."""
+        _, mean, _ = real_moments(c, groups)
+        return -(mean - epsilon - 1 / c - 1 / (1 + c))
+
+    # The saddle point of the whole integrand; or where the integrand is smaller without
+    # the bulk.
+    plain = log_crossing(
+        falling,
+        xp.full_like(largest, 1e-8),
+        xp.maximum(largest, 1e-8),
+        num_points=_SADDLE_POINTS,
+        num_refinements=_SADDLE_REFINEMENTS,
+    )
+    c = xp.minimum(plain * _CROSSINGS[:, None], xp.maximum(largest, plain))
+    found = transform(c, bulk, groups, real_moments(c, groups))
+    left, whole = at(found, 0), at(at(found, 1), 0)
+    size = xp.where(left.valid, left.log_value - c * epsilon, xp.inf)
+    found = xp.array([size, c, left.slope, left.curvature])
+    size, center, slope, curvature = rows_at(found, size.argmin(axis=0)[None])[:, 0]
+    whole_size = whole.log_value - plain * epsilon
+    gained = size < whole_size - _LEAST_GAIN
+    size, center = xp.where(gained, size, whole_size), xp.where(gained, center, plain)
+    slope = xp.where(gained, slope, whole.slope)
+    curvature = xp.where(gained, curvature, whole.curvature)
+    # Away from the saddle point the phase changes at this rate, and must not alias.
+    rate = xp.abs(epsilon - slope) / _PHASE
+    scale = 1 / xp.maximum(xp.sqrt(curvature), rate)
+    taken = bulk._replace(variance=xp.where(gained, bulk.variance, 0.0))
+    vertical = Contour(center, scale, xp.zeros_like(scale), scale, scale, taken)
+    realign = first_realignment(groups)
+    contour = _leaning(epsilon, vertical, size, realign, fall, groups)
+    return contour._replace(end=_end(epsilon, contour, realign, fall, groups))
+
+
+def _leaning(
+    epsilon: Array,
+    vertical: Contour,
+    size: Array,
+    realign: Array,
+    fall: Array | float,
+    groups: tuple[Steps, ...],
+) -> Contour:
+    """The contour with its lean, its bend, and its furthest end in units of the scale.
+
+    ``size`` is the logarithm of the integrand where it crosses the real axis.
+    """
+    xp, scale = namespace(epsilon, groups[0].count), vertical.scale
+    location, width = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
+    steepest = [xp.full_like(epsilon, xp.inf)] * 2
+    for steps in groups:
+        location += (steps.count * steps.bulk_loss).sum(axis=0)
+        width += (steps.count * steps.bulk_width).sum(axis=0)
+        used = steps.count > 0
+        for nodes, share in (
+            (steps.nodes, _LEAN_SHARE),
+            (steps.check, _CHECK_LEAN_SHARE),
+        ):
+            for side, ratio in enumerate((nodes.right, nodes.left)):
+                ratio = xp.where(used, share * ratio.reshape(used.shape), xp.inf)
+                steepest[side] = xp.minimum(steepest[side], ratio.min(axis=0))
+    right = epsilon >= location
+    lean = xp.clip(xp.where(right, *steepest), 0.0, _LARGEST_LEAN)
+    distance = xp.maximum(xp.abs(epsilon - location), 1e-12)
+    # The rate of decay is epsilon's distance from the bulk losses, or if epsilon is far
+    # below that, perhaps epsilon at first.
+    least = xp.clip(epsilon, 0.05 * distance, distance)
+
+    def reach(lean: Array) -> Array:
+        return xp.clip(45.0 / xp.maximum(lean * least * scale, 1e-200), 12.0, 1e12)
+
+    def steep() -> Array:
+        """The largest lean with which the end is negligible where phases realign."""
+        leans = lean * _STEEPER[:, None]
+        leaning = vertical._replace(lean=xp.where(right, leans, -leans))
+        z, _ = contour_points(leaning, scale * reach(leans))
+        left = log_realigned(z, groups) - z[0] * epsilon
+        left = xp.maximum(left - size - xp.log(scale) + fall, 0.0)
+        return rows_at(leans, left.argmin(axis=0)[None])[0]
+
+    if groups[0].begins is not None:
+        alone = ~xp.isfinite(realign)
+        lean = where_needed(alone | (lean <= 0), lean, steep)
+    bend = xp.clip(scale * (distance + width) / _PHASE, 1e-9, 1.0)
+    furthest = xp.maximum(_VERTICAL_END, 1.1 * realign / scale)
+    return vertical._replace(
+        lean=xp.where(right, lean, -lean),
+        bend=xp.where(lean > 0, bend, 1.0),
+        end=xp.where(lean > 0, reach(lean), furthest),
+    )
+
+
+def _end(
+    epsilon: Array,
+    contour: Contour,
+    realign: Array,
+    fall: Array | float,
+    groups: tuple[Steps, ...],
+) -> Array:
+    """The u at which the integrand has fallen; ``contour.end`` is the furthest y."""
+    xp = namespace(epsilon, groups[0].count)
+    scale, leans = contour.scale, contour.lean != 0
+    powers = xp.arange(_NUM_PROBES, dtype=epsilon.dtype)[:, None] / (_NUM_PROBES - 1)
+    ends = xp.exp(xp.log(contour.end) * powers)
+    y = scale * xp.concatenate([xp.zeros_like(ends[:1]), ends])
+    z, speed = contour_points(contour, y)
+    power, _ = log_powers(z, groups, checked=False)
+    difference, size = without_bulk(z, power, contour.bulk)
+    size = size + log_size(difference)
+    if groups[0].begins is not None:  # it may also rise between the probes
+        beside, alone = size, y < realign
+        size = where_needed(
+            alone, size, lambda: xp.logaddexp(beside, log_realigned(z, groups))
+        )
+    size = size + log_size(speed) - z[0] * epsilon + xp.log(xp.maximum(y, scale))
+    above = size[1:] - size[0] + xp.where(leans, fall, _VERTICAL_FALL)
+    last = xp.where(above > 0, xp.arange(_NUM_PROBES)[:, None], 0).max(axis=0)
+    sides = xp.array([last, xp.minimum(last + 1, _NUM_PROBES - 1)])
+    before, behind = rows_at(above, sides)
+    share = before / (before - behind)
+    # Along a vertical line it may rise again, so the whole interval is kept.
+    falls = leans & (share >= 0) & (share <= 1)
+    share = xp.where(falls, share, 1.0)
+    low, high = rows_at(ends, sides)
+    reach = xp.exp(xp.log(low) + share * xp.log(high / low))
+    reach = xp.maximum(reach, 3.0)
+    # asinh(b sinh(u)) / b = reach
+    v = contour.bend * reach
+    near = xp.arcsinh(xp.sinh(xp.minimum(v, 20.0)) / contour.bend)
+    return xp.where(v > 20, v - xp.log(contour.bend), near)
+
+
+class Transform(NamedTuple):
+    """``F(c) = (M(c)^T - bulk) / (c (1 + c))`` at real c; arrays (2, K, n)."""
+
+    log_value: Array  # log F
+    slope: Array  # (log F)', the epsilon whose saddle point is c
+    curvature: Array  # (log F)'', > 0
+    valid: Array  # whether M^T - bulk is above rounding errors
+
+
+def transform(
+    c: Array,
+    bulk: Bulk,
+    groups: tuple[Steps, ...],
+    moments: tuple[Array, ...],
+) -> Transform:
+    """F with and without the bulk, at real c, (K, n), given `real_moments` there."""
+    # With the bulk B and share = B / M^T, (M^T - B)' / (M^T - B) = ((log M^T)' - share
+    # (log B)') / (1 - share).
+    xp, variance = namespace(c, groups[0].count), bulk.variance
+    variance = xp.array([variance, xp.zeros_like(variance)])[:, None]
+    log_power, mean, curvature = moments
+    log_bulk_, _ = log_bulk((c, xp.zeros_like(c)), bulk._replace(variance=variance))
+    inverse = 1 / c**2 + 1 / (1 + c) ** 2
+    log_share = xp.minimum(log_bulk_ - log_power, 0.0)
+    left = xp.where(variance > 0, -xp.expm1(log_share), 1.0)
+    steps = sum(group.count.sum(axis=0) for group in groups)
+    valid = left > _LEAST_DIFFERENCE + _LEAST_DIFFERENCE_PER_STEP * steps
+    left = xp.where(valid, left, 1.0)
+    share = xp.where(variance > 0, xp.exp(log_share), 0.0)
+    bulk_mean = variance * (c + 0.5)
+    slope = (mean - share * bulk_mean) / left
+    second = (curvature + mean**2 - share * (variance + bulk_mean**2)) / left
+    return Transform(
+        log_power + xp.log(left) - xp.log(c) - xp.log1p(c),
+        slope - 1 / c - 1 / (1 + c),
+        xp.maximum(second - slope**2, 0.0) + inverse,
+        valid,
+    )
+
+
+def largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:
+    """The largest real c at which truncated losses are negligible; (n,)."""
+    xp = namespace(like, groups[0].count)
+    highest = xp.full_like(like, 1e12)
+    for steps in groups:
+        count = (steps.count * steps.outer_rate).reshape(-1)
+        log_mass = xp.log(xp.maximum(count, 1e-300)) + steps.nodes.end_log_weight
+        loss = steps.nodes.end_loss
+        limit = (_TRUNCATED - log_mass) / xp.where(loss > 0, loss, 1.0)
+        limit = xp.where((loss > 0) & (count > 0), limit, xp.inf)
+        limit = limit.min(axis=0).reshape(steps.count.shape)
+        highest = xp.minimum(highest, limit.min(axis=0))
+    return highest
+
+
+def contour_points(contour: Contour, y: Array) -> tuple[Pair, Pair]:
+    """Points z with imaginary parts y, and ``dz / dy / (i pi z (1 + z))``."""
+    xp = namespace(contour.center, y)
+    root = xp.sqrt(contour.scale**2 + y * y)
+    # sqrt(scale² + y²) - scale without cancellation
+    z = (contour.center + contour.lean * y * (y / (root + contour.scale)), y)
+    direction = (xp.full_like(y, 1 / math.pi), -contour.lean / math.pi * y / root)
+    return z, divided(divided(direction, z), (1 + z[0], z[1]))
+
+
+# --- The integral along the contour ---
 
 # Largest number of evaluations in the search for epsilon.
 _MOST_STEPS = 25
@@ -71,8 +328,6 @@ class Solution(NamedTuple):
     value: Array  # epsilon, or log(delta)
     log_error: Array  # estimate of the error of log(delta), in nats
     slope: Array  # ``-d log(delta) / d epsilon``, > 0
-    # The part of the error due to rounding, irregular in the steps' parameters.
-    rounding: Array | None = None
 
 
 class Blocks(NamedTuple):
@@ -103,7 +358,8 @@ def search(
 
     def improve(state: _Search) -> _Search:
         x, low, high = state.x, state.low, state.high
-        value, slope, curvature, error, _ = _integrate(integrand, blocks, x)
+        known = _bulk_delta(integrand.bulk, x)
+        value, slope, curvature, error = _integrate(integrand, blocks, x, known)
         gap = value - log_delta
         above = gap > 0
         low, high = xp.where(above, x, low), xp.where(above, high, x)
@@ -195,12 +451,19 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
     xp = namespace(contour.center, groups[0].count)
     last = xp.asarray(blocks.number * blocks.size - 1)
     step = contour.end / last.astype(contour.end.dtype)
-    bulk = contour.bulk
+    bulk, bend = contour.bulk, contour.bend
 
     def rows(block: Array) -> _Rows:
         k = block * blocks.size + xp.arange(blocks.size, dtype=np.int32)
         u = k.astype(step.dtype)[:, None] * step
-        y, speed = stored(xp, _height(contour, u))
+        # y(u), and dy/du, which tends to scale / bend
+        far = u > 300
+        near = xp.arcsinh(bend * xp.sinh(xp.minimum(u, 300.0)))
+        y = contour.scale / bend * xp.where(far, u + xp.log(bend), near)
+        inverse = xp.exp(-u)
+        cosh, sinh = 0.5 * (1 + inverse * inverse), 0.5 * (1 - inverse * inverse)
+        speed = contour.scale * cosh / xp.sqrt(inverse * inverse + (bend * sinh) ** 2)
+        y, speed = stored(xp, (y, speed))
         z, direction = stored(xp, contour_points(contour, y))
         weight = speed * step * xp.where(u > 0, 1.0, 0.5)
         power, error = stored(xp, log_powers(z, groups, checked=True))
@@ -216,7 +479,7 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
     density = xp.maximum(1 / step, 1.0) * xp.where(vertical, 1 + contour.end, 1.0)
     end = at(at(found.z, blocks.number - 1), -1)
     log_beyond = xp.full_like(bulk.variance, _LOG_ZERO)
-    if may_realign(groups):
+    if groups[0].begins is not None:
         # The largest integrand where phases agree again, times the integral of 1 / y².
         realign = first_realignment(groups)
         alone = ~xp.isfinite(realign)
@@ -230,22 +493,14 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
     return _Integrand(found, bulk, density, end[0], log_beyond)
 
 
-def _height(contour: Contour, u: Array) -> tuple[Array, Array]:
-    """The imaginary part y at u, and ``dy/du``, which tends to scale / bend."""
-    xp, b = namespace(contour.center, u), contour.bend
-    near = xp.arcsinh(b * xp.sinh(xp.minimum(u, 300.0)))
-    y = contour.scale / b * xp.where(u > 300, u + xp.log(b), near)
-    inverse = xp.exp(-u)
-    cosh, sinh = 0.5 * (1 + inverse * inverse), 0.5 * (1 - inverse * inverse)
-    return y, contour.scale * cosh / xp.sqrt(inverse * inverse + (b * sinh) ** 2)
-
-
 def _integrate(
-    integrand: _Integrand, blocks: Blocks, epsilon: Array
+    integrand: _Integrand, blocks: Blocks, epsilon: Array, log_known: Array
 ) -> tuple[Array, ...]:
-    """``log delta``, minus its slope, its second derivative, error, rounding error."""
+    """``log delta``, minus its slope, its second derivative, and the error.
+
+    ``log_known`` is the part of the bulk.
+    """
     xp = namespace(integrand.density, epsilon)
-    log_known = _bulk_delta(integrand.bulk, epsilon)
     waves = xp.asarray(_waves(blocks.size, blocks.most))
 
     def add(block: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -259,8 +514,9 @@ def _integrate(
         phase = xp.abs(z[1] * epsilon) + xp.abs(z[0] * epsilon)
         size = xp.exp(log_size - peak) * rows.lost
         rounding = size * (rows.error + _ROUNDING * (8 + phase))
-        parts = [a.sum(axis=0) for a in (re, first[0], second, rounding)]
-        parts = xp.concatenate([xp.array(parts), at(waves, block) @ re])
+        sums = re.sum(axis=0), first[0].sum(axis=0), second.sum(axis=0)
+        parts = xp.array([*sums, rounding.sum(axis=0)])
+        parts = xp.concatenate([parts, at(waves, block) @ re])
         sums = state[1] * xp.exp(before - peak) + parts
         return peak, sums, xp.hypot(re[-1], im[-1])
 
@@ -282,7 +538,7 @@ def _integrate(
     curvature = second / total - slope * slope
     # A delta above 1 has not converged, whatever its error seems to be.
     good = good & (value <= error)
-    return value, slope, curvature, xp.where(good, error, xp.inf), rounding
+    return value, slope, curvature, xp.where(good, error, xp.inf)
 
 
 def _aliasing(transform: Array) -> Array:

@@ -5,7 +5,6 @@ If the error exceeds `TOLERANCE`, the answer is the certified upper bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -26,13 +25,11 @@ from jaxdp_episodic.accountant.methods.closed_form import (
     shift_error,
     solve_single_step,
 )
-from jaxdp_episodic.accountant.methods.exact.contour import (
-    ORDER_FACTORS,
-    order_near,
-)
 from jaxdp_episodic.accountant.methods.exact.solver import (
+    ORDER_FACTORS,
     TOLERANCE,
     ContourSolver,
+    order_near,
 )
 from jaxdp_episodic.accountant.methods.rdp import (
     at_most_total_variation,
@@ -77,40 +74,30 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
     certified = too_little & ~no_loss
     answer = Answer(value, np.where(certified, np.inf, 0.0), certified)
     asked = ~(no_loss | unprotected)
-    left = asked.copy()
-    for kind, solve in (
-        (run.num_steps == 1, _of_one_step),
-        (run.gaussian_shift() > 0, _of_gaussians),
-    ):
-        _fill(answer, question, run, left & kind, solve)
-        left &= ~kind
+    one = run.num_steps == 1
+    gaussian = ~one & (run.gaussian_shift() > 0)
+    left = asked & ~one & ~gaussian
     for i in np.flatnonzero(left & have_closed_form(run)):
-        one = np.asarray(i)
-        value[i], answer.error[i] = composed(question.take(one), run.take(one))
+        at = np.asarray(i)
+        value[i], answer.error[i] = composed(question.take(at), run.take(at))
         scale = np.max(question.scale(value[i]))
         left[i] = ~(answer.error[i] <= TOLERANCE * scale)
-    _fill(answer, question, run, left, _of_many_steps)
+    for some, solve in (
+        (asked & one, _of_one_step),
+        (asked & gaussian, _of_gaussians),
+        (left, _of_many_steps),
+    ):
+        index = np.flatnonzero(some)
+        if index.size:
+            found = solve(question.take(index), run.take(index))
+            for field, part in zip(answer, found, strict=True):
+                field[index] = part
     good = answer.error <= TOLERANCE * question.scale(answer.value)
     poor = asked & (answer.is_certified | ~good)
     if np.any(poor):
         answer = _otherwise(answer, question, run, poor, certify=certify)
     value = np.maximum(answer.value, 0.0) if question.is_epsilon else answer.value
     return map_arrays(lambda a: a.reshape(shape), answer._replace(value=value))
-
-
-def _fill(
-    answer: Answer,
-    question: Question,
-    run: Run,
-    asked: np.ndarray,
-    solve: Callable[[Question, Run], Answer],
-) -> None:
-    """Sets the answers where they are ``asked`` for to those of a function."""
-    index = np.flatnonzero(asked)
-    if index.size:
-        found = solve(question.take(index), run.take(index))
-        for field, part in zip(answer, found, strict=True):
-            field[index] = part
 
 
 def _otherwise(
@@ -120,24 +107,31 @@ def _otherwise(
     # Certified ends take seconds for random allocation, milliseconds for other single
     # steps.
     quick = not any(isinstance(loss, Bounds) for loss in run.losses)
-    ends = poor & (certify | (quick & (run.num_steps == 1)))
+    have_ends = all(isinstance(loss, Profile) for loss in run.losses)
+    ends = poor & have_ends & (certify | (quick & (run.num_steps == 1)))
     index, best = np.flatnonzero(poor), np.flatnonzero(ends)
     value, error, _ = answer
     with bounding_few(index.size):
         value[index], _ = rdp_bound(question.take(index), run.take(index))
     error[index] = np.inf
-    if best.size and _has_certified_ends(run):
-        found = _certified(question.take(best), run.take(best), value[best])
-        value[best], error[best] = found
-    is_certified = np.where(poor, _has_certified_ends(run), answer.is_certified)
-    return Answer(value, error, is_certified)
+    if best.size:
+        lower, upper = pld_bounds(question.take(best), run.take(best))
+        upper = np.maximum(np.minimum(upper, value[best]), lower)
+        width = upper - lower
+        if not question.is_epsilon:
+            width = -np.expm1(np.minimum(-width, 0.0))
+        value[best], error[best] = upper, width
+    return Answer(value, error, np.where(poor, have_ends, answer.is_certified))
 
 
 def _of_one_step(question: Question, run: Run) -> Answer:
     """Answers for a single step, from its profile."""
     value = solve_single_step(question, run)
     epsilon = value if question.is_epsilon else question.target
-    error = _PROFILE_ERROR + _of_bounds(run)
+    # The profiles of some mechanisms are upper bounds, with an unknown error.
+    error = np.full(value.shape, _PROFILE_ERROR)
+    for loss, count in run.uses:
+        error = np.where(isinstance(loss, Bounds) & (count > 0), np.inf, error)
     if question.is_epsilon:
         error = error_in_nats(error, epsilon, question, run)
     else:
@@ -169,20 +163,19 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
         near = None if guess is None else order_near(question.target, guess)
         with bounding_few(question.target.size):
             bound, order = rdp_bound(question, run, near=near, loose=True)
-    if question.is_epsilon and np.any(bound == 0):
-        # Epsilon is 0 where delta is at least the total variation distance.
-        answer = Answer(np.zeros(bound.shape), np.zeros(bound.shape), bound < 0)
-        _fill(answer, question, run, bound > 0, _of_many_steps)
-        return answer
     goal = question.target if question.is_epsilon else bound - LOG_BOUND_OVER_DELTA
     cut, log_added, too_many = _truncated(goal, run)
     # Densities must not be rounded by more than the tolerance of the answer.
     of_densities = _of_densities(run)
     wanted = ~too_many & (of_densities <= TOLERANCE)
     wanted &= np.isfinite(bound) | unbounded
+    # Epsilon is 0 where delta is at least the total variation distance.
+    nothing = question.is_epsilon & (bound == 0)
+    wanted &= ~nothing
     if not question.is_epsilon:
         wanted &= bound > _UNDERFLOW
-    state = ContourSolver(question, cut, bound, order, goal, log_added)
+    none = np.zeros((2, *bound.shape), bool)
+    state = ContourSolver(question, cut, bound, order, goal, log_added, *none)
     value, error = state.solve(wanted, backward=False)
     may_be_larger = wanted & ~state.backward_is_less & (not run.is_symmetric)
     if np.any(may_be_larger):
@@ -191,7 +184,8 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
     if np.any(of_densities):
         at = state.bound, state.order
         error = error + _of_composed_profiles(question, of_densities, *at)
-    return Answer(value, error, ~wanted | ~np.isfinite(value))
+    value, error = np.where(nothing, 0.0, (value, error))
+    return Answer(value, error, ~(wanted | nothing) | ~np.isfinite(value))
 
 
 def _of_both_directions(
@@ -227,18 +221,6 @@ def _of_both_directions(
         may_be_larger[left] = _may_exceed(asked, part, least[left], order)
     other, other_error = state.solve(may_be_larger, backward=True, least=least)
     return _larger(value, error, other, other_error, may_be_larger)
-
-
-def _has_certified_ends(run: Run) -> bool:
-    return all(isinstance(loss, Profile) for loss in run.losses)
-
-
-def _of_bounds(run: Run) -> np.ndarray:
-    """Error of profiles: inf where those of a step are upper bounds, else 0."""
-    bounded = np.zeros(run.num_steps.shape, bool)
-    for loss, count in zip(run.losses, run.counts, strict=True):
-        bounded |= isinstance(loss, Bounds) & (count > 0)
-    return np.where(bounded, np.inf, 0.0)
 
 
 def _of_densities(run: Run) -> np.ndarray:
@@ -352,14 +334,3 @@ def _may_exceed(
             below = c * (curve - epsilon[index]) + payoff < goal[index]
         settled[index] = np.any(below, axis=0)
     return ~settled
-
-
-def _certified(
-    question: Question, run: Run, bound: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Certified upper bounds, or the given bounds if lower; and the widths."""
-    lower, upper = pld_bounds(question, run)
-    upper = np.maximum(np.minimum(upper, bound), lower)
-    if question.is_epsilon:
-        return upper, upper - lower
-    return upper, -np.expm1(np.minimum(lower - upper, 0.0))

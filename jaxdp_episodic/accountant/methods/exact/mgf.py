@@ -37,7 +37,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
 # Every 8th node of the contour is also computed by the checking rule of the losses.
 _CHECK_STRIDE = 8
 # Bound of a rule's error over its difference from the checking rule; 2 was observed.
-_CHECK_FACTOR = 4.0
+CHECK_FACTOR = 4.0
 # Rounding of M - 1 relative to E|z L|: hundreds of terms, whose errors mostly cancel.
 _MOMENT_ROUNDING = 1e-16
 # Rounding of log M relative to its size.
@@ -109,6 +109,8 @@ def steps_of(
         a = a if a.shape == shape else xp.broadcast_to(a, shape)
         return a.reshape(-1)
 
+    if xp is np:  # JAX is compiled for a number of terms
+        num_terms = int(group.loss.num_terms.max())
     loss, back, cut = map_arrays(flat, (group.loss, backward, log_cut))
     # The cut is relative to the probability of the steps that see the unit.
     cut = cut - xp.log(loss.outer_rate)
@@ -209,14 +211,6 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
     return totals[0], totals[1], totals[2]
 
 
-def checked_moment(c: Array, found: Array, groups: tuple[Steps, ...]) -> Array:
-    """``T log M(c)`` at real c, (..., n), plus a bound of its quadrature error."""
-    xp = namespace(c, found)
-    other = tuple(steps._replace(nodes=steps.check) for steps in groups)
-    again = real_moments(c, other)[0]
-    return xp.maximum(found, again) + _CHECK_FACTOR * xp.abs(found - again)
-
-
 def exchanged_moments(c: Array, steps: Steps) -> Array:
     """*Upper bound* of ``T log M(c)``, c > 0, with P and Q exchanged; inf if unknown.
 
@@ -227,13 +221,11 @@ def exchanged_moments(c: Array, steps: Steps) -> Array:
     # if both ends are low.
     xp = namespace(c, steps.count)
     z, nodes = -(1 + c), steps.nodes
-    rules = (nodes, steps.check)
-    means = map_first(
-        lambda weight, loss, mass: sum_exp_moments(z, weight, loss)[0] / mass,
-        *stacked([(rule.weight, rule.loss, rule.mass) for rule in rules], xp),
+    rules = stacked((nodes[:3], steps.check[:3]), xp)  # losses, weights, masses
+    first, again = map_first(
+        lambda loss, weight, mass: sum_exp_moments(z, weight, loss)[0] / mass, *rules
     )
-    first, again = means[0], means[1]
-    mean = xp.maximum(first, again) + _CHECK_FACTOR * xp.abs(first - again)
+    mean = xp.maximum(first, again) + CHECK_FACTOR * xp.abs(first - again)
     times, outer = steps.count[0], steps.outer_rate[0]
     known = xp.minimum(first, again) > 1 - _CHECK_MARGIN
     if steps.gaussian_shift is not None:
@@ -301,8 +293,14 @@ def log_powers(
     for steps in groups:
         wide = (_for_each(xp, z[0], steps), _for_each(xp, z[1], steps))
         excess = _excess(wide, steps, steps.nodes)
-        log_moment = _log_moment(wide, steps, excess)
-        outer = steps.outer_rate.reshape(-1)
+        log_moment, outer = log1p_complex(*excess), steps.outer_rate.reshape(-1)
+        if steps.gaussian_shift is not None:
+            always = (steps.gaussian_shift.reshape(-1) > 0) & (outer >= 1)
+            closed = _log_gaussian(wide, steps)
+            log_moment = (
+                xp.where(always, closed[0], log_moment[0]),
+                xp.where(always, closed[1], log_moment[1]),
+            )
         size = outer * steps.nodes.size * xp.hypot(*wide)
         off = _MOMENT_ROUNDING * xp.minimum(size, 3.0)
         off = off + _ROUNDING * xp.hypot(*log_moment)
@@ -314,7 +312,7 @@ def log_powers(
                 excess[0][::_CHECK_STRIDE] - again[0],
                 excess[1][::_CHECK_STRIDE] - again[1],
             )
-            gap = _CHECK_FACTOR * gap * xp.exp(-log_moment[0][::_CHECK_STRIDE])
+            gap = CHECK_FACTOR * gap * xp.exp(-log_moment[0][::_CHECK_STRIDE])
             off += xp.repeat(gap, _CHECK_STRIDE, axis=0)[: z[0].shape[0]]
         re = re + _composed(xp, log_moment[0], steps)
         im = im + _composed(xp, log_moment[1], steps)
@@ -335,28 +333,12 @@ def _excess(z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
     return outer * excess[0], outer * excess[1]
 
 
-def _log_moment(z: Pair, steps: Steps, excess: Pair) -> Pair:
-    """``log M`` of each step, given M - 1."""
-    mixed = log1p_complex(*excess)
-    if steps.gaussian_shift is None:
-        return mixed
-    xp, closed = namespace(z[0]), _log_gaussian(z, steps)
-    outer, shift = (a.reshape(-1) for a in (steps.outer_rate, steps.gaussian_shift))
-    always = (shift > 0) & (outer >= 1)
-    return xp.where(always, closed[0], mixed[0]), xp.where(always, closed[1], mixed[1])
-
-
 def _log_gaussian(z: Pair, steps: Steps) -> Pair:
     """``log M`` of Gaussian steps that always see the unit, ``s² z (1 + z) / 2``."""
     assert steps.gaussian_shift is not None
     square = 0.5 * steps.gaussian_shift.reshape(-1) ** 2
     re, im = times(z, (1 + z[0], z[1]))
     return square * re, square * im
-
-
-def may_realign(groups: tuple[Steps, ...]) -> bool:
-    """Whether any losses may have parts that lie far apart."""
-    return groups[0].begins is not None
 
 
 def first_realignment(groups: tuple[Steps, ...]) -> Array:

@@ -43,6 +43,7 @@ from jaxdp_episodic.trainer.run.state import (
     RunMismatchError,
     TrainingState,
     array_types,
+    released_params,
     updater,
 )
 from jaxdp_episodic.trainer.run.store import EPOCH, GROUPS, RunStore
@@ -274,9 +275,11 @@ class Mechanism:
         """Computes a release on zeros; returns the state after it."""
         return state
 
-    def release_shapes(self, state: TrainingState) -> Any:
-        """Shapes and types of a release; None: one array, of any shape."""
-        return None
+    def as_release(
+        self, state: TrainingState, number: int, arrays: list[np.ndarray]
+    ) -> Any:
+        """Returns a release made of its arrays in the run's file; here it is one."""
+        return arrays[0]
 
 
 class GradientStep(Mechanism):
@@ -369,7 +372,7 @@ class GradientStep(Mechanism):
             state.params,
             prepared.blocks,
             prepared.noise,
-            l2_clip_norm=self._clip_norm(state),
+            l2_clip_norm=self.clip_norm(state),
             noise_multiplier=self.noise_multiplier,
             normalizer=self.normalizer,
         )
@@ -387,7 +390,7 @@ class GradientStep(Mechanism):
         released = self.gradient.try_out(
             state.params,
             self._zeros,
-            l2_clip_norm=self._clip_norm(state),
+            l2_clip_norm=self.clip_norm(state),
             normalizer=self.normalizer,
         )
         return state if released is None else self.apply(state, 0, released)
@@ -402,7 +405,8 @@ class GradientStep(Mechanism):
             None if start is None else start.dimensions,
         )
 
-    def _clip_norm(self, state: TrainingState) -> float:
+    def clip_norm(self, state: TrainingState) -> float:
+        """The clip norm of the next step."""
         norm = state.clip_norm
         return self._parts.l2_clip_norm if isinstance(norm, tuple) else float(norm)
 
@@ -410,16 +414,26 @@ class GradientStep(Mechanism):
         """The state after a release."""
         return self.update(state, self.gradient.on_devices(released))
 
-    def release_shapes(self, state: TrainingState) -> Any:
-        """Shapes of the gradient, and of what is released with it."""
-        dtype = training_dtype(state.params)
-        gradient = jax.tree.map(
+    def as_release(
+        self, state: TrainingState, number: int, arrays: list[np.ndarray]
+    ) -> Any:
+        """A gradient like the parameters, and what is released with it."""
+        dtype, counts = training_dtype(state.params), self.gradient.clipping.counts
+        like: Any = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), state.params
         )
-        counts, number = self.gradient.clipping.counts, np.float32(0)
-        if not counts and self._bands is None:
-            return gradient
-        return Released(gradient, number if counts else None, self._bands and number)
+        if counts or self._bands is not None:
+            one = np.float32(0)
+            like = Released(like, one if counts else None, self._bands and one)
+        found = list(array_types(arrays).values())
+        wanted = list(array_types(jax.tree.leaves(like)).values())
+        if found != wanted:
+            raise LedgerError(
+                f"step {number} released arrays of another model: {', '.join(found)}, "
+                f"where this model has {', '.join(wanted)}; resume with the run's own "
+                "model"
+            )
+        return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
 
 @dataclass(frozen=True)
@@ -427,14 +441,10 @@ class Statistic(Mechanism):
     """A private statistic of all the data, released once."""
 
     parts: SharedParts
-    index: int  # among the statistics
+    statistics: Any  # the run's `PrivateStatistics`
+    index: int  # among them
     noise_multiplier: float
     shared_fields = ("start",)
-
-    @property
-    def _statistics(self) -> PrivateStatistics:
-        assert self.parts.start is not None
-        return self.parts.start
 
     def release(self, state: TrainingState, number: int, prepared: Any) -> Any:
         """Returns the noised sum, in the first process; there are no diagnostics."""
@@ -443,20 +453,20 @@ class Statistic(Mechanism):
             return None, {}
         pairs = generator(parts.keys.new("draw", number))
         key, noise = parts.keys.new("noise", number), self.noise_multiplier
-        found = self._statistics.noised_sum(state.start, self.index, pairs, key, noise)
+        found = self.statistics.noised_sum(state.start, self.index, pairs, key, noise)
         return found, {}
 
     def try_out(self, state: TrainingState) -> TrainingState:
         """Computes it for one example of zeros."""
         # Without noise zeros have no covariance to whiten by.
         noisy = replace(self, noise_multiplier=self.noise_multiplier or 1.0)
-        zeros = self._statistics.sum_of_zeros(state.start, self.index)
+        zeros = self.statistics.sum_of_zeros(state.start, self.index)
         return noisy.apply(state, 0, zeros)
 
     def apply(self, state: TrainingState, number: int, released: Any) -> TrainingState:
         """The state after a release."""
         start, noise = state.start, self.noise_multiplier
-        after = self._statistics.with_sum(start, self.index, released, noise)
+        after = self.statistics.with_sum(start, self.index, released, noise)
         return state._replace(start=after)
 
 
@@ -468,25 +478,22 @@ class NoisyCheck(Mechanism):
     index: int  # among the checks
     check: PrivateValidation
     judged: Any  # the learner that is scored
-    released_params: Any  # function of a state
-    shared_fields = ()
 
     def release(self, state: TrainingState, number: int, prepared: Any) -> Any:
         """Returns the noised score, in the first process; there are no diagnostics."""
         if not self.parts.processes.is_first:
             return None, {}
-        params = self.released_params(state)
-        found = self.check.release(self.judged, params, self.parts.keys, number)
-        return found, {}
+        params, keys = released_params(state), self.parts.keys
+        return self.check.release(self.judged, params, keys, number), {}
 
     def trace(self, state: TrainingState) -> None:
         """Traces the score of a block."""
-        self.check.trace(self.judged, self.released_params(state))
+        self.check.trace(self.judged, released_params(state))
 
     def try_out(self, state: TrainingState) -> TrainingState:
         """Scores a block of zeros."""
         if self.parts.processes.is_first:
-            self.check.try_out(self.judged, self.released_params(state))
+            self.check.try_out(self.judged, released_params(state))
         return state
 
     def apply(self, state: TrainingState, number: int, released: Any) -> TrainingState:
@@ -497,20 +504,6 @@ class NoisyCheck(Mechanism):
         scores["check"][place] = self.index
         scores["value"][place] = released
         return state._replace(scores=scores)
-
-
-def as_release(like: Any, number: int, arrays: list[np.ndarray]) -> Any:
-    """Returns a release made of its arrays; LedgerError for other shapes or types."""
-    if like is None:
-        return arrays[0]
-    found = list(array_types(arrays).values())
-    wanted = list(array_types(jax.tree.leaves(like)).values())
-    if found != wanted:
-        raise LedgerError(
-            f"step {number} released arrays of another model: {', '.join(found)}, "
-            f"where this model has {', '.join(wanted)}; resume with the run's own model"
-        )
-    return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
 
 def no_scores(budget: AdaptiveBudget) -> dict[str, np.ndarray]:
@@ -529,38 +522,27 @@ def mechanisms_of(
     parts: SharedParts,
     budget: PrivacyBudget | AdaptiveBudget,
     checked: Mapping[str, PrivateValidation],
-    judged: Any,
-    released_params: Any,
 ) -> dict[str, Any]:
     """Returns the mechanism of each kind of step, by its name in the run's file."""
-    if isinstance(budget, PrivacyBudget):
-        named = [f"phase {number}" for number in range(1, len(budget.before) + 2)]
-        made = [*_statistics(parts, budget), GradientStep(parts, budget)]
-        return dict(zip(named, made, strict=True))
-    found: dict[str, Any] = {
-        name: GradientStep(parts, plan_of_option(budget, budget.options[name]))
-        for name in budget.training
-    }
-    found |= dict(zip(budget.first, _statistics(parts, budget), strict=True))
-    check_checks(budget, checked, judged, parts)
-    for index, (name, check) in enumerate(checked.items()):
-        found[name] = NoisyCheck(parts, index, check, judged, released_params)
-    return found
-
-
-def _statistics(parts: SharedParts, budget: Any) -> list[Statistic]:
-    return [
-        Statistic(parts, index, float(step.noise_multiplier))
+    statistics = [
+        Statistic(parts, parts.start, index, float(step.noise_multiplier))
         for index, step in enumerate(budget.before)
     ]
-
-
-def plan_of_option(budget: AdaptiveBudget, step: Any) -> PrivacyBudget:
-    """Returns the plan by which one option of an adaptive budget is checked."""
+    if isinstance(budget, PrivacyBudget):
+        made = [*statistics, GradientStep(parts, budget)]
+        return {f"phase {i + 1}": mechanism for i, mechanism in enumerate(made)}
+    found: dict[str, Any] = {}
     most = budget.num_steps
-    return PrivacyBudget(
-        step, budget.epsilon, budget.delta, most, most, before=budget.before
-    )
+    for name in budget.training:  # an option is checked as a plan of its own
+        plan = budget.options[name], budget.epsilon, budget.delta, most, most
+        found[name] = GradientStep(parts, PrivacyBudget(*plan, before=budget.before))
+    found |= dict(zip(budget.first, statistics, strict=True))
+    start, learner = parts.start, parts.learner
+    judged = learner if start is None else start.learner(learner)
+    check_checks(budget, checked, judged, parts)
+    for index, (name, check) in enumerate(checked.items()):
+        found[name] = NoisyCheck(parts, index, check, judged)
+    return found
 
 
 def check_checks(

@@ -51,15 +51,9 @@ def released_params(state: TrainingState) -> Any:
 
 
 def initial_state(
-    optimizer: optax.GradientTransformation,
-    params: Any,
-    start: Any = (),
-    clip_norm: float | None = None,
+    optimizer: optax.GradientTransformation, params: Any, **fields: Any
 ) -> TrainingState:
-    """Returns the state before the first step.
-
-    ``clip_norm`` is None if it is constant.
-    """
+    """Returns the state before the first step, with these further fields."""
     dtype = training_dtype(params)
 
     def widened(leaf: Any) -> Any:
@@ -67,21 +61,7 @@ def initial_state(
         return leaf.astype(dtype) if is_float else leaf
 
     kept = optimizer.init(jax.tree.map(widened, params))
-    first = () if clip_norm is None else jnp.asarray(clip_norm, jnp.float32)
-    return TrainingState(params, as_arrays(kept), start, first)
-
-
-def as_arrays(state: Any) -> Any:
-    """Returns the state with JAX arrays as leaves."""
-    return jax.tree.map(jnp.asarray, state)
-
-
-def placed(
-    on_devices: Callable[[Any], Any], before: TrainingState, after: TrainingState
-) -> TrainingState:
-    """Returns a state on the devices; unchanged statistics stay the same object."""
-    moved = on_devices(after)
-    return moved._replace(start=before.start) if after.start is before.start else moved
+    return TrainingState(params, jax.tree.map(jnp.asarray, kept), **fields)
 
 
 def array_types(state: Any) -> dict[str, str]:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxdp_episodic import _validation
@@ -41,7 +42,6 @@ from jaxdp_episodic.trainer.run.mechanisms import (
     DrawSecret,
     PreparedStep,
     SharedParts,
-    as_release,
     mechanisms_of,
     no_scores,
 )
@@ -58,13 +58,11 @@ from jaxdp_episodic.trainer.run.selection import (
 from jaxdp_episodic.trainer.run.state import (
     TrainingState,
     array_types,
-    as_arrays,
     check_run,
     described_opening,
     described_run,
     described_versions,
     initial_state,
-    placed,
     released_params,
 )
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
@@ -149,23 +147,33 @@ class Trainer:
         folder: Path | None = None,
     ) -> None:
         norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
-        params, keys = as_arrays(params), Keys(seed)
+        params, keys = jax.tree.map(jnp.asarray, params), Keys(seed)
         check_finite(params, 0)
         adapts = check_rule(budget, rule, checks)
         self._rule, self.checks = rule, dict(checks)
         self.has_private_scores = bool(checks)
         self.processes = all_processes()
-        devices = tuple(jax.local_devices() if devices is None else devices)
-        given = learner, params, data, shots, optimizer, norm, normalizer, block_size
-        more = devices, clipping, noise, start, keys, self.processes
-        parts = SharedParts(*given, *more, lambda number: self.ledger.turn(number))
+        parts = SharedParts(
+            learner=learner,
+            params=params,
+            data=data,
+            shots=shots,
+            optimizer=optimizer,
+            l2_clip_norm=norm,
+            normalizer=normalizer,
+            block_size=block_size,
+            devices=tuple(jax.local_devices() if devices is None else devices),
+            clipping=clipping,
+            noise=noise,
+            start=start,
+            keys=keys,
+            processes=self.processes,
+            turn=lambda number: self.ledger.turn(number),
+        )
         self.learner, self.data, self.truncation = learner, data, truncation
         self.l2_clip_norm, self.budget, self.noise = norm, budget, noise
         self._keys, self._start = keys, start
-        judged = learner if start is None else start.learner(learner)
-        self.mechanisms = mechanisms_of(
-            parts, budget, self.checks, judged, released_params
-        )
+        self.mechanisms = mechanisms_of(parts, budget, self.checks)
         gradients = (m for m in self.mechanisms.values() if hasattr(m, "sampler"))
         self._main = main = next(gradients)
         self.sampler, self.normalizer = main.sampler, main.normalizer
@@ -179,17 +187,20 @@ class Trainer:
         self.run: dict[str, Any] = described_run(
             budget, data, learner, clipping=self.clipping, **how
         )
-        statistics = () if start is None else start.initial()
-        first_norm = norm if self.clipping.counts else None
-        state = initial_state(optimizer, params, statistics, first_norm)
+        state = initial_state(
+            optimizer,
+            params,
+            start=() if start is None else start.initial(),
+            clip_norm=jnp.float32(norm) if self.clipping.counts else (),
+            scores=no_scores(budget) if adapts else (),
+        )
         if adapts:
-            state = state._replace(scores=no_scores(budget))
             self.run |= described_choices(budget, rule, self.checks)
         # One attribute, so that an interrupt cannot separate state and step number.
         self._now = (self._gradient.on_devices(state), 0)
         self.ledger, self.versions = Ledger(budget), described_versions()
         self.recipe: Mapping[str, Any] = {}
-        self._has_agreed = self._is_joined = self._is_tried = False
+        self._is_joined = self._is_tried = False
         self._last_release = 0  # number of the last released step
         self.selection: Selection | None = None
         self._given, self._name = folder, ""
@@ -266,8 +277,7 @@ class Trainer:
     @property
     def clip_norm(self) -> float:
         """The clip norm of the next step, known before the step is charged."""
-        found = self.state.clip_norm
-        return self.run["l2_clip_norm"] if isinstance(found, tuple) else float(found)
+        return self._main.clip_norm(self.state)
 
     @property
     def noise_deviation(self) -> float:
@@ -382,7 +392,7 @@ class Trainer:
 
     def _step(self, prepared: PreparedStep | None) -> dict[str, Any]:
         """Charges the next step, releases it, and applies the release to the state."""
-        name = self._chosen_next()
+        name = self.choose()
         state, taken = self._now
         number = taken + 1
         if name is None:
@@ -401,7 +411,11 @@ class Trainer:
         try:
             released, private = mechanism.release(state, number, prepared)
             if self.processes.is_first:
-                state = self._commit_and_apply(mechanism, state, number, released)
+                if self._store is not None:  # before anybody else has the release
+                    leaves = jax.device_get(jax.tree.leaves(released))
+                    self._store.release(number, leaves)
+                    self._last_release = number
+                state = self._applied(mechanism, number, released)
             self.processes.meet()  # else the others wait for a process that failed
         except Exception as error:
             if self.processes.is_first and self._last_release < number:
@@ -419,27 +433,23 @@ class Trainer:
         """Returns the next step's option, chosen once; None: the run is over."""
         self._join()
         with self.processes.together():
-            return self._chosen_next()
-
-    def _chosen_next(self) -> str | None:
-        """The next step's name, by the plan or by the rule (in the first process)."""
-        self._give_up_unreleased()
-        number, ledger = self.num_steps_taken, self.ledger
-        if self._rule is None:
-            return ledger.name_of(number + 1)
-        if number >= len(ledger.options) and not ledger.has_ended:
-            now, name = ledger.now, None
-            if number < len(now.first):
-                name = now.first[number]
-            elif can_any(now):
-                if self.processes.is_first:
-                    name = ask_rule(self._rule, self)
-                name = self.processes.shared_value(name)
-            if name is None:
-                ledger.end()
-            else:
-                ledger.choose(name)
-        return ledger.options[number] if number < len(ledger.options) else None
+            self._give_up_unreleased()
+            number, ledger = self.num_steps_taken, self.ledger
+            if self._rule is None:
+                return ledger.name_of(number + 1)
+            if number >= len(ledger.options) and not ledger.has_ended:
+                now, name = ledger.now, None
+                if number < len(now.first):
+                    name = now.first[number]
+                elif can_any(now):
+                    if self.processes.is_first:
+                        name = ask_rule(self._rule, self)
+                    name = self.processes.shared_value(name)
+                if name is None:
+                    ledger.end()
+                else:
+                    ledger.choose(name)
+            return ledger.options[number] if number < len(ledger.options) else None
 
     def draw_blocks(self, step: int) -> list[episode.Block]:
         """Returns blocks of a fresh sample; one process of several gets its share."""
@@ -606,27 +616,23 @@ class Trainer:
         if self.has_ended:  # by its plan, or by its own choice
             self._main.draws.erase_secrets(store, taken, is_over=True)
 
-    def _commit_and_apply(
-        self, mechanism: Any, state: TrainingState, number: int, released: Any
-    ) -> TrainingState:
-        """Commits a release, and only then returns the state that follows from it."""
-        if self._store is not None:
-            leaves = jax.device_get(jax.tree.leaves(released))
-            self._store.release(number, leaves)
-            self._last_release = number
-        after = mechanism.apply(state, number, released)
-        after = placed(self._gradient.on_devices, state, after)
+    def _applied(self, mechanism: Any, number: int, released: Any) -> TrainingState:
+        """Returns the state after a release, which is post-processing."""
+        before = self.state
+        after = mechanism.apply(before, number, released)
+        state = self._gradient.on_devices(after)
+        if after.start is before.start:
+            # The same object: see `PrivateStatistics.table`.
+            state = state._replace(start=before.start)
         self._last_release = number
-        return after
+        return state
 
     def _apply_releases(self, store: RunStore) -> None:
         """Applies the releases that the state lacks; gives up other charged steps."""
         for number, arrays in store.releases(after=self.num_steps_taken):
             mechanism = self.mechanisms[self.ledger.name_of(number)]
-            released = as_release(mechanism.release_shapes(self.state), number, arrays)
-            after = mechanism.apply(self.state, number, released)
-            self._now = (placed(self._gradient.on_devices, self.state, after), number)
-            self._last_release = number
+            released = mechanism.as_release(self.state, number, arrays)
+            self._now = (self._applied(mechanism, number, released), number)
         self._give_up_unreleased()
 
     def _give_up_unreleased(self) -> None:
@@ -676,12 +682,9 @@ class Trainer:
                 self._share()
 
     def _agree(self) -> None:
-        """Refuses processes whose run is not the first one's; checked once."""
-        if self._has_agreed:
-            return
+        """Refuses processes whose run is not the first one's."""
         kinds = array_types(self.state.params)
         check_run(self.processes, {**self.run, **self.versions, "parameters": kinds})
-        self._has_agreed = True
 
     def _share(self) -> None:
         """Gives all processes the first one's parameters, choices and counts."""

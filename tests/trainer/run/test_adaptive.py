@@ -138,7 +138,7 @@ def test_the_rule_is_not_asked_again_about_a_charged_release(tmp_path, whole):
 
     run, again = adaptive(counting), adaptive(counting)
     call = 1 + whole[0].ledger.options.index("check")
-    with ending(run, "_commit_and_apply", call):
+    with ending(RunStore, "release", call):
         run.train(tmp_path, checkpoint_every=3)
     assert again.resume(tmp_path) == call - 1
     again.train(tmp_path, checkpoint_every=3)
@@ -148,7 +148,7 @@ def test_the_rule_is_not_asked_again_about_a_charged_release(tmp_path, whole):
 
 def test_without_a_seed_an_interrupted_release_is_dropped_and_stays_charged(tmp_path):
     run = adaptive(lambda released: "check", seed=None)
-    with ending(run, "_commit_and_apply", 2):
+    with ending(RunStore, "release", 2):
         run.train(tmp_path)
     again = adaptive(lambda released: "check", seed=None)
     with pytest.warns(UserWarning, match="step 2 was charged and interrupted"):

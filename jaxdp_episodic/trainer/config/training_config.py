@@ -32,32 +32,8 @@ from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.accountant.describe.step import GaussianStep, Sampling, banded
 from jaxdp_episodic.accountant.questions.api import epsilon as step_epsilon
 from jaxdp_episodic.files.toml_file import read_toml
+from jaxdp_episodic.trainer.config import training_parts as parts
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig, OptionConfig
-from jaxdp_episodic.trainer.config.training_parts import (
-    AUTO,
-    BANDED,
-    BAYES,
-    CLASSIFIER,
-    CLOSED_FORM,
-    CONV_CLASSIFIER,
-    DISCRETE,
-    EMBEDDINGS,
-    HIDDEN,
-    LINEAR,
-    MLP_KIND,
-    NORMALIZE,
-    PROTONET,
-    PROTOTYPES,
-    ClippingConfig,
-    EvaluationConfig,
-    FeaturesConfig,
-    LearnerConfig,
-    ModelConfig,
-    NoiseConfig,
-    OptimizerConfig,
-    PeopleConfig,
-    checked_noise,
-)
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.data.fields import (
     CheckedSpec,
@@ -211,14 +187,14 @@ class TrainingConfig(CheckedSpec):
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "data": SOURCES,
         "step": (StepConfig,),
-        "people": (PeopleConfig,),
-        "learner": (LearnerConfig,),
-        "model": (ModelConfig,),
-        "features": (FeaturesConfig,),
+        "people": (parts.PeopleConfig,),
+        "learner": (parts.LearnerConfig,),
+        "model": (parts.ModelConfig,),
+        "features": (parts.FeaturesConfig,),
         "start": (StartConfig,),
-        "optimizer": (OptimizerConfig,),
-        "clipping": (ClippingConfig,),
-        "evaluation": (EvaluationConfig,),
+        "optimizer": (parts.OptimizerConfig,),
+        "clipping": (parts.ClippingConfig,),
+        "evaluation": (parts.EvaluationConfig,),
         "adaptive": (AdaptiveConfig,),
     }
 
@@ -226,20 +202,20 @@ class TrainingConfig(CheckedSpec):
     step: StepConfig
     epsilon: Annotated[float, within(0.0, math.inf, "(]", rule="be > 0")]
     delta: Annotated[float, within(0.0, 1.0, "()")]
-    learner: LearnerConfig
-    model: ModelConfig | None = None
+    learner: parts.LearnerConfig
+    model: parts.ModelConfig | None = None
     l2_clip_norm: Float32 | None = None
-    clipping: ClippingConfig | None = None
+    clipping: parts.ClippingConfig | None = None
     start: StartConfig | None = None
-    people: PeopleConfig | None = None
-    features: FeaturesConfig = field(default_factory=FeaturesConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    people: parts.PeopleConfig | None = None
+    features: parts.FeaturesConfig = field(default_factory=parts.FeaturesConfig)
+    optimizer: parts.OptimizerConfig = field(default_factory=parts.OptimizerConfig)
     num_steps: Count | None = None
     normalizer: Float32 | None = None
     block_size: Count | None = None
-    evaluation: EvaluationConfig | None = None
+    evaluation: parts.EvaluationConfig | None = None
     checkpoint_every: Count = 100
-    noise: Annotated[str | NoiseConfig, checked_noise] = DISCRETE
+    noise: Annotated[str | parts.NoiseConfig, parts.checked_noise] = parts.DISCRETE
     seed: Natural | None = None
     adaptive: AdaptiveConfig | None = None
 
@@ -252,10 +228,10 @@ class TrainingConfig(CheckedSpec):
                 shown = _validation.shown(part)
                 raise TypeError(f"{name} must be a {names}, got {shown}")
         kind, clipping = self.learner.kind, self.clipping
-        if kind in CLOSED_FORM and self.start is None:
+        if kind in parts.CLOSED_FORM and self.start is None:
             set_fields(self, start=StartConfig(kind=kind))
         if self.l2_clip_norm is None and clipping is not None:
-            if kind not in CLOSED_FORM and clipping.kind == NORMALIZE:
+            if kind not in parts.CLOSED_FORM and clipping.kind == parts.NORMALIZE:
                 set_fields(self, l2_clip_norm=1.0)
         for mistake in self._mistakes():
             raise ValueError(mistake)
@@ -265,7 +241,7 @@ class TrainingConfig(CheckedSpec):
         """Each first statistic's share of the budget."""
         if self.start is None:
             return ()
-        return self.start.shares(self.learner.kind in CLOSED_FORM)
+        return self.start.shares(self.learner.kind in parts.CLOSED_FORM)
 
     def step_on(
         self, population: Population, step: StepConfig | None = None
@@ -274,7 +250,7 @@ class TrainingConfig(CheckedSpec):
         people = None if self.people is None else self.people.bounds
         made = (step or self.step).step(population, people, self.data.copies)
         noise = self.noise
-        if step is not None or isinstance(noise, str) or noise.bands == AUTO:
+        if step is not None or isinstance(noise, str) or noise.bands == parts.AUTO:
             return made
         bands = Bands(int(noise.bands), level=noise.groups, horizon=noise.horizon)
         with _validation.prefixed("noise"):
@@ -320,18 +296,18 @@ class TrainingConfig(CheckedSpec):
         kind, evaluation = self.learner.kind, self.evaluation
         with_kind = f"with learner.kind={kind!r}"
         if evaluation is not None and evaluation.ways is not None:
-            if kind not in PROTOTYPES:
+            if kind not in parts.PROTOTYPES:
                 yield (
                     f"evaluation.ways must not be given {with_kind}, whose network has "
                     f"one output for each training class, got {evaluation.ways}"
                 )
-        if kind in CLOSED_FORM:
+        if kind in parts.CLOSED_FORM:
             names = ("model", "l2_clip_norm", "clipping", "num_steps", "normalizer")
             given = [name for name in names if getattr(self, name) is not None]
             if self.step.noise_multiplier is not None:
                 given.append("step.noise_multiplier")
-            if isinstance(self.noise, NoiseConfig):
-                given.append(f"noise.kind={BANDED!r}")
+            if isinstance(self.noise, parts.NoiseConfig):
+                given.append(f"noise.kind={parts.BANDED!r}")
             if given:
                 yield (
                     f"{given[0]} must not be given {with_kind}, which takes no "
@@ -339,7 +315,7 @@ class TrainingConfig(CheckedSpec):
                 )
         else:
             yield from self._mistakes_of_steps(with_kind)
-        if kind == CLASSIFIER:
+        if kind == parts.CLASSIFIER:
             yield from self._mistakes_of_classifiers(with_kind)
         if self.start is not None:
             self.start.check_use(kind, self.num_steps)
@@ -380,27 +356,29 @@ class TrainingConfig(CheckedSpec):
     def _mistakes_of_steps(self, with_kind: str) -> Iterator[str]:
         """Gradient steps without what they need."""
         kind = self.learner.kind
-        needed = ("l2_clip_norm",) if kind == BAYES else ("model", "l2_clip_norm")
+        needed = ("l2_clip_norm",) if kind == parts.BAYES else ("model", "l2_clip_norm")
         for name in needed:
             if getattr(self, name) is None:
                 yield f"{name} must be given {with_kind}"
         if self.clipping is not None and self.l2_clip_norm is not None:
             self.clipping.bounds(self.l2_clip_norm)
         fits = {
-            PROTONET: EMBEDDINGS,
-            BAYES: EMBEDDINGS,
-            CLASSIFIER: (LINEAR, CONV_CLASSIFIER),
+            parts.PROTONET: parts.EMBEDDINGS,
+            parts.BAYES: parts.EMBEDDINGS,
+            parts.CLASSIFIER: (parts.LINEAR, parts.CONV_CLASSIFIER),
         }
-        fits = (*fits.get(kind, (CONV_CLASSIFIER,)), MLP_KIND)
+        fits = (*fits.get(kind, (parts.CONV_CLASSIFIER,)), parts.MLP_KIND)
         if self.model is not None and self.model.kind not in fits:
             # The learner cannot use its outputs.
             yield (
                 f"model.kind must be one of {fits} {with_kind}, got {self.model.kind!r}"
             )
-        is_auto = isinstance(self.noise, NoiseConfig) and self.noise.bands == AUTO
+        is_auto = (
+            isinstance(self.noise, parts.NoiseConfig) and self.noise.bands == parts.AUTO
+        )
         if is_auto and (self.num_steps is None or math.isinf(self.epsilon)):
             yield (
-                f"noise.bands={AUTO!r} needs num_steps and a finite epsilon, got "
+                f"noise.bands={parts.AUTO!r} needs num_steps and a finite epsilon, got "
                 f"num_steps={self.num_steps} and epsilon={self.epsilon:g}"
             )
         if (self.num_steps is None) == (self.step.noise_multiplier is None):
@@ -427,11 +405,11 @@ class TrainingConfig(CheckedSpec):
                 f"each example is clipped alone; got clip_unit={step.clip_unit!r} with "
                 f"{type(design).__name__}"
             )
-        if self.model is not None and self.model.kind == LINEAR:
-            if self.learner.embed == HIDDEN:
+        if self.model is not None and self.model.kind == parts.LINEAR:
+            if self.learner.embed == parts.HIDDEN:
                 yield (
-                    f"learner.embed={HIDDEN!r} needs a model that makes some, got "
-                    f"model.kind={LINEAR!r}"
+                    f"learner.embed={parts.HIDDEN!r} needs a model that makes some, got "
+                    f"model.kind={parts.LINEAR!r}"
                 )
         if self.evaluation is not None and self.evaluation.ways is None:
             yield (
@@ -442,7 +420,7 @@ class TrainingConfig(CheckedSpec):
     def _mistakes_of_adaptive(self, adaptive: AdaptiveConfig) -> Iterator[str]:
         """What an adaptive run cannot have, or needs."""
         kind, options = self.learner.kind, list(adaptive.options.values())
-        if kind in CLOSED_FORM:
+        if kind in parts.CLOSED_FORM:
             yield f"adaptive is for runs of gradient steps, got learner.kind={kind!r}"
         if self.evaluation is not None and self.evaluation.without_noise:
             yield (
@@ -460,8 +438,8 @@ class TrainingConfig(CheckedSpec):
                 )
         if self.start is not None and self.num_steps is None:
             yield "num_steps must be given with start, got None"
-        if isinstance(self.noise, NoiseConfig):
-            if self.noise.bands == AUTO or len(options) > 1:
+        if isinstance(self.noise, parts.NoiseConfig):
+            if self.noise.bands == parts.AUTO or len(options) > 1:
                 yield (
                     "noise.bands must be a number, for one option that trains, with "
                     f"adaptive, got {self.noise.bands!r} and {len(options)} options"
@@ -476,9 +454,15 @@ class TrainingConfig(CheckedSpec):
         A table may leave out its type if only one is possible.
         """
         if isinstance(mapping, Mapping) and isinstance(mapping.get("noise"), Mapping):
-            table = {"version": SCHEMA_VERSION, **_typed(NoiseConfig, mapping["noise"])}
+            table = {
+                "version": SCHEMA_VERSION,
+                **_typed(parts.NoiseConfig, mapping["noise"]),
+            }
             path = f"{where or cls.__name__}.noise"
-            mapping = {**mapping, "noise": NoiseConfig.from_dict(table, where=path)}
+            mapping = {
+                **mapping,
+                "noise": parts.NoiseConfig.from_dict(table, where=path),
+            }
         return super().from_dict(_with_types(cls, mapping), where=where)
 
 

@@ -20,7 +20,6 @@ from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.bands import choose_bands
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.trainer.config.rules import Rule
-from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     ALL,
@@ -34,7 +33,6 @@ from jaxdp_episodic.trainer.config.training_parts import (
     PLDA,
     PROTONET,
     LearnerConfig,
-    ModelConfig,
     NoiseConfig,
 )
 from jaxdp_episodic.trainer.config.training_start import statistics_steps
@@ -66,7 +64,7 @@ from jaxdp_episodic.trainer.run.adaptive import (
     AdaptiveTrainer,
     adaptive_plan,
 )
-from jaxdp_episodic.trainer.run.checks import check_held_out, check_sizes
+from jaxdp_episodic.trainer.run.checks import check_held_out, check_owners, sampler_of
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.release import OWN
 from jaxdp_episodic.trainer.run.selection import choosing_split
@@ -98,19 +96,17 @@ class OwnParts(NamedTuple):
                 f"{next(iter(own))} must not be given with learner.kind="
                 f"{config.learner.kind!r}, which takes no gradient steps"
             )
-        of_config: dict[str, Any] = {
-            "model": "none" if config.model is None else self._network(config.model),
-            "optimizer": config.optimizer.to_dict(),
-        }
+        model: Any = config.model
+        if model is None:
+            described = "none"
+        elif model.parameters is None:
+            described = model.described() if model.train == ALL else model.to_dict()
+        else:  # the initial parameters by the checksum of their file
+            file = parameters_file(model.parameters, self.base)
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            described = model.to_dict() | {"parameters": digest}
+        of_config = {"model": described, "optimizer": config.optimizer.to_dict()}
         return of_config | {name: {OWN: described_part(p)} for name, p in own.items()}
-
-    def _network(self, model: ModelConfig) -> dict[str, Any]:
-        """The config's network, with the checksum of its initial parameters' file."""
-        if model.parameters is None:
-            return model.described() if model.train == ALL else model.to_dict()
-        file = parameters_file(model.parameters, self.base)
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        return model.to_dict() | {"parameters": digest}
 
 
 NO_PARTS = OwnParts()
@@ -235,7 +231,9 @@ class Tables:
             if self.features is not None:
                 cache = None if self._cache is None else self._cache / split
                 if cache is not None and split == TRAIN:  # before a cache is written
-                    check_sizes(self._config.step_on(data.population), data)
+                    step = self._config.step_on(data.population)
+                    check_owners(step, data)
+                    sampler_of(step, data)
                 data = self.features.table(data, cache=cache)
             self._loaded[split] = data
             # The splits of the package's own data have different classes by
@@ -274,7 +272,14 @@ def assembled(
     else:
         budget, checks = adaptive_plan_of(config, tables)
         parts = run_parts(config, data, budget, own=own)
-        rule = _rule(config.adaptive, own.rule)
+        named, given = config.adaptive.rule, own.rule
+        if (named is None) == (given is None):
+            raise ValueError(
+                "give exactly one of adaptive.rule (in the config) and rule (a "
+                "function, to run_training), got "
+                f"{'neither' if given is None else 'both'}"
+            )
+        rule = named if given is None else given
         trainer = AdaptiveTrainer(rule=rule, checks=checks, **common, **parts)
     trainer.recipe = _recipe(config, tables, own)
     size = sum(leaf.size for leaf in jax.tree.leaves(parts["params"]))
@@ -318,13 +323,6 @@ def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, 
     }
 
 
-def plan_adaptive_run(
-    config: TrainingConfig, data: ExampleTable, held_out: ExampleTable | None
-) -> AdaptivePlan:
-    """Returns the budget and the checks of an adaptive run."""
-    return adaptive_plan(config, data, held_out, _statistics(config, data))
-
-
 def adaptive_plan_of(config: TrainingConfig, tables: Tables) -> AdaptivePlan:
     """Returns `plan_adaptive_run` for the data that the config names."""
     assert config.adaptive is not None
@@ -334,14 +332,11 @@ def adaptive_plan_of(config: TrainingConfig, tables: Tables) -> AdaptivePlan:
     return plan_adaptive_run(config, tables.load(TRAIN), held_out)
 
 
-def _rule(config: AdaptiveConfig, rule: Rule | None) -> Rule:
-    """The config's rule, or the user's."""
-    if (config.rule is None) == (rule is None):
-        raise ValueError(
-            "give exactly one of adaptive.rule (in the config) and rule (a function, "
-            f"to run_training), got {'neither' if rule is None else 'both'}"
-        )
-    return config.rule if rule is None else rule
+def plan_adaptive_run(
+    config: TrainingConfig, data: ExampleTable, held_out: ExampleTable | None
+) -> AdaptivePlan:
+    """Returns the budget and the checks of an adaptive run."""
+    return adaptive_plan(config, data, held_out, _statistics(config, data))
 
 
 def run_parts(

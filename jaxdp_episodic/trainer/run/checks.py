@@ -64,14 +64,21 @@ LEAST_IN_RUN = 1.0  # complete contributions in the run; below it is refused
 _BETTER = 1.1  # least factor of the share at which another setting is recommended
 
 
-def check_population(step: GaussianStep, data: ExampleTable) -> None:
-    """Refuses a budget that was planned for another population than the data's."""
+def check_data(step: GaussianStep, data: ExampleTable) -> None:
+    """Refuses data of another population, types or owners than the step needs."""
     if step.population is not None and step.population != data.population:
         raise ValueError(
             "budget must be planned for the step with population=data.population (or "
             "with public bounds and no population): the units that are sampled must be "
             f"those that are accounted; got {step.population!r} against "
             f"{data.population!r}"
+        )
+    check_owners(step, data)
+    kind = data.features.dtype
+    if kind.kind not in "iuf":  # such as bfloat16, which NumPy does not have
+        raise TypeError(
+            f"data must have features of integers or floats, got {kind}; take "
+            "features.astype(numpy.float32)"
         )
 
 
@@ -142,13 +149,6 @@ def sampler_of(
     return GroupSampler(step, data.population, data.owners, made)
 
 
-def check_sizes(step: GaussianStep, data: ExampleTable) -> None:
-    """Refuses data from which the step cannot be drawn as it is accounted."""
-    check_population(step, data)
-    check_owners(step, data)
-    sampler_of(step, data)
-
-
 def check_owners(step: GaussianStep, data: ExampleTable) -> None:
     """Refuses data without the owners that the step needs, or beyond its bounds."""
     unit = str(step.privacy_unit)
@@ -177,16 +177,6 @@ def check_owners(step: GaussianStep, data: ExampleTable) -> None:
                 f"{most}, got {int(np.asarray(bound))}: truncate the data to the bound "
                 "before training, or take a larger one"
             )
-
-
-def check_features(data: ExampleTable) -> None:
-    """Refuses feature types that NumPy does not have, such as bfloat16."""
-    kind = data.features.dtype
-    if kind.kind not in "iuf":
-        raise TypeError(
-            f"data must have features of integers or floats, got {kind}; take "
-            "features.astype(numpy.float32)"
-        )
 
 
 def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:

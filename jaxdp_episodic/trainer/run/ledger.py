@@ -134,8 +134,9 @@ class Ledger:
             return taken >= self._budget.num_steps
         if taken < len(self.options):
             return False
-        is_begun = taken >= len(self.now.first)
-        return self.has_ended or (is_begun and not can_any(self.now))
+        if self.has_ended or taken < len(self.now.first):
+            return self.has_ended
+        return not any(map(self.now.can, self.now.options))
 
     def name_of(self, number: int) -> str:
         """Returns the name of the kind of a charged step."""
@@ -330,11 +331,6 @@ def check_rule(budget: Any, rule: Any, checks: Mapping[str, Any]) -> bool:
     if not adapts and (rule is not None or checks):
         raise TypeError(f"budget must be an AdaptiveBudget, got {type(budget)}")
     return adapts
-
-
-def can_any(budget: AdaptiveBudget) -> bool:
-    """Returns whether any option is still permitted."""
-    return any(budget.can(name) for name in budget.options)
 
 
 def scores_in(

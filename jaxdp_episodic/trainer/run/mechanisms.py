@@ -289,9 +289,7 @@ class GradientStep(Mechanism):
 
     def __init__(self, parts: SharedParts, budget: PrivacyBudget) -> None:
         step, data, learner, start = budget.step, parts.data, parts.learner, parts.start
-        checks.check_population(step, data)
-        checks.check_owners(step, data)
-        checks.check_features(data)
+        checks.check_data(step, data)
         checks.check_targets(learner, data, step)
         checks.check_start(budget, start, parts.noise, data)
         checks.warn_about_delta(step, budget.delta, data)

@@ -24,14 +24,13 @@ from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners import episode
-from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run import run_files, selection
 from jaxdp_episodic.trainer.run.checks import check_finite
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.importer import import_old_run
 from jaxdp_episodic.trainer.run.ledger import (
     Ledger,
     ask_rule,
-    can_any,
     check_rule,
     described_choices,
     resumed_run,
@@ -47,14 +46,6 @@ from jaxdp_episodic.trainer.run.mechanisms import (
 )
 from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.report import run_statement
-from jaxdp_episodic.trainer.run.run_files import PRIVATE, StepProgress
-from jaxdp_episodic.trainer.run.selection import (
-    Scoring,
-    Selection,
-    Stage,
-    Stages,
-    choosing_split,
-)
 from jaxdp_episodic.trainer.run.state import (
     TrainingState,
     array_types,
@@ -180,7 +171,7 @@ class Trainer:
         self.complete_units = main.complete_units
         self._gradient: PrivateGradient = main.gradient
         ways = getattr(learner, "ways", [1, 1, *main.sampler.slot_shape][-2])
-        self._stages = Stages(learner, start, params, ways)
+        self._stages = selection.Stages(learner, start, params, ways)
         self.has_default_normalizer = normalizer is None and budget.takes_steps
         how = {"seed": seed, "l2_clip_norm": norm, "shots": shots, "noise": noise}
         how |= {"normalizer": self.normalizer, "settings": dict(settings or {})}
@@ -202,7 +193,7 @@ class Trainer:
         self.recipe: Mapping[str, Any] = {}
         self._is_joined = self._is_tried = False
         self._last_release = 0  # number of the last released step
-        self.selection: Selection | None = None
+        self.selection: selection.Selection | None = None
         self._given, self._name = folder, ""
         self._folder: Path | None = None
         self._by_hand, self._is_by_hand = ExitStack(), False
@@ -223,21 +214,21 @@ class Trainer:
         """The parameters to evaluate and release; see `released_params`."""
         return released_params(self.state)
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[selection.Stage, ...]:
         """The stages that the run has now, the simplest first: post-processing."""
         has_stepped = self.num_steps_taken > len(self.budget.before)
         return self._stages.of(self.state, has_stepped=has_stepped)
 
-    def stages_to_come(self) -> tuple[Stage, ...]:
+    def stages_to_come(self) -> tuple[selection.Stage, ...]:
         """The stages that the run will have, with parameters as they are now."""
         return self._stages.of(self.state, has_stepped=self.budget.takes_steps)
 
-    def stages_after(self, step: int, params: Any) -> tuple[Stage, ...]:
+    def stages_after(self, step: int, params: Any) -> tuple[selection.Stage, ...]:
         """The stages that use the parameters after an earlier gradient step."""
         return tuple(self._stages.stepped(params, f"@{step}"))
 
     @property
-    def released(self) -> Stage:
+    def released(self) -> selection.Stage:
         """The stage that is released: what `train` has chosen, else the last one."""
         chosen = self.selection
         if chosen is None or chosen.step != self.num_steps_taken:
@@ -369,7 +360,7 @@ class Trainer:
             private = self._step(prepared)
             if self._is_by_hand and (store := self._store):
                 record = self.public_record(self.num_steps_taken)
-                store.note({**record, PRIVATE: private})
+                store.note({**record, run_files.PRIVATE: private})
                 if store.is_full:
                     self.save(store)
             return private
@@ -441,7 +432,7 @@ class Trainer:
                 now, name = ledger.now, None
                 if number < len(now.first):
                     name = now.first[number]
-                elif can_any(now):
+                elif not ledger.is_over(number):
                     if self.processes.is_first:
                         name = ask_rule(self._rule, self)
                     name = self.processes.shared_value(name)
@@ -484,7 +475,7 @@ class Trainer:
         select: bool | None = None,
         checkpoint_every: int = 100,
         log_every: int = 1,
-        on_step: Callable[[StepProgress], None] | None = None,
+        on_step: Callable[[run_files.StepProgress], None] | None = None,
     ) -> list[dict[str, Any]]:
         """Takes all steps of the budget; leaves ``run.sqlite`` in ``folder``.
 
@@ -537,10 +528,11 @@ class Trainer:
                 return []
             with run_files.locked(folder):
                 self.begin(folder)
-                choosing_split(self, evaluations or {}, select)  # before any charge
+                # Before any charge.
+                selection.choosing_split(self, evaluations or {}, select)
                 self._try_out(evaluations or {})
                 with self.opened(folder) as store:
-                    scoring = Scoring(self, store, evaluations, select=select)
+                    scoring = selection.Scoring(self, store, evaluations, select=select)
                     records = take_all_steps(self, store, scoring, every, on_step)
             self.processes.meet()
             return records

@@ -95,9 +95,7 @@ class PrivateValidation:
                 "an epoch has no guarantee of its own, and groups take turns; sample "
                 "at every call (Poisson, WithoutReplacement)"
             )
-        checks.check_population(step, data)
-        checks.check_owners(step, data)
-        checks.check_features(data)
+        checks.check_data(step, data)
         self.step, self.data, self.shots = step, data, shots
         _validation.whole_number("shots", shots)
         self.noise = _validation.choice("noise", noise, NOISES)
@@ -166,7 +164,12 @@ class PrivateValidation:
           number: of the release in the run; its keys are used for nothing else.
         """
         multiplier = checked_noise(self.step.noise_multiplier, self.noise)
-        draw = self._draw(keys, number)
+        if not self.fixed:
+            draw = self._sampler.draw(generator(keys.new("draw", number)))
+        else:
+            key = keys.new("validation", 0)
+            draw = self._kept or self._sampler.draw(generator(key))
+            self._kept = draw
         total = int(np.sum(self._contributions(learner, params, draw)))
         stream = generator(keys.new("noise", number))
         noise = drawn_noise(self.noise, GRID * multiplier, 1, stream)[0]
@@ -184,17 +187,18 @@ class PrivateValidation:
         """Returns the score that a release stands for; a function of the release."""
         return NoisyScore((1 + float(released)) / 2, self.deviation)
 
-    def _draw(self, keys: Keys, number: int) -> Draw:
-        if not self.fixed:
-            return self._sampler.draw(generator(keys.new("draw", number)))
-        kept = self._kept or self._sampler.draw(generator(keys.new("validation", 0)))
-        self._kept = kept
-        return kept
-
     def _contributions(self, learner: Any, params: Any, draw: Draw) -> np.ndarray:
         """(J,) whole numbers of grid steps in [-GRID, GRID]; 0 for null units."""
-        blocks = make_blocks(draw, self.data, block_size=_AT_ONCE)
-        found = [self._of_block(learner, params, block) for block in blocks]
+        found = []
+        for block in make_blocks(draw, self.data, block_size=_AT_ONCE):
+            both = jax.device_get(self._scores(learner, params, block))
+            sums, weights = (a.astype(np.float64).sum(axis=1) for a in both)
+            # The value for a unit without queries is not used.
+            mean = sums / np.maximum(weights, 1.0)
+            score = mean if self.error_bound is None else 1 - mean / self.error_bound
+            counts = (block.unit_mask > 0) & (weights > 0) & np.isfinite(score)
+            score = np.clip(np.where(counts, score, 0.5), 0.0, 1.0)
+            found.append(np.rint((2 * score - 1) * GRID).astype(np.int64))
         return np.concatenate(found)
 
     @property
@@ -206,16 +210,6 @@ class PrivateValidation:
         ways = None if self.error_bound is not None else self._sampler.slot_shape[-2]
         how = {"ways": ways, "shots": self.shots, "encoding": code_of(self.data)}
         return scores_of_block(params, block, learner=learner, **how)
-
-    def _of_block(self, learner: Any, params: Any, block: Any) -> np.ndarray:
-        sums, weights = jax.device_get(self._scores(learner, params, block))
-        sums, weights = (a.astype(np.float64).sum(axis=1) for a in (sums, weights))
-        # The value for a unit without queries is not used.
-        mean = sums / np.maximum(weights, 1.0)
-        score = mean if self.error_bound is None else 1 - mean / self.error_bound
-        counts = (block.unit_mask > 0) & (weights > 0) & np.isfinite(score)
-        score = np.clip(np.where(counts, score, 0.5), 0.0, 1.0)
-        return np.rint((2 * score - 1) * GRID).astype(np.int64)
 
 
 def _draws_everybody(step: GaussianStep) -> bool:

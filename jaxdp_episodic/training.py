@@ -12,7 +12,7 @@ from jaxdp_episodic.accountant.questions.budget import (
 )
 from jaxdp_episodic.tools.train.booked import Booking
 from jaxdp_episodic.tools.train.run import run_training
-from jaxdp_episodic.trainer.config.rules import (
+from jaxdp_episodic.trainer.config.training_adaptive import (
     NextWhenStalled,
     Released,
     SpendRest,
@@ -49,14 +49,13 @@ from jaxdp_episodic.trainer.learners.models import (
 )
 from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected_adam
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
-from jaxdp_episodic.trainer.run.evaluation import Evaluation, Score
+from jaxdp_episodic.trainer.run.evaluation import Evaluation, PrivateValidation, Score
 from jaxdp_episodic.trainer.run.ledger import RuleError
 from jaxdp_episodic.trainer.run.loading import load_parameters, load_release
 from jaxdp_episodic.trainer.run.release import Classified, Release
 from jaxdp_episodic.trainer.run.run_files import StepProgress
 from jaxdp_episodic.trainer.run.selection import Selection, Stage
 from jaxdp_episodic.trainer.run.trainer import Trainer
-from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 

@@ -15,8 +15,8 @@ from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budge
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.models import MLP, split_model
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
+from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
-from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 from jaxdp_episodic.training import MAML, AdaptiveBudget, Evaluation, ProtoNet, Trainer
 

@@ -23,7 +23,8 @@ from jaxdp_episodic.tools.book.content import TRAIN, TUNE, Protected
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.splits import TRAIN as TRAINING_DATA
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.assemble import plan, plan_adaptive_run
+from jaxdp_episodic.trainer.run.adaptive import adaptive_plan
+from jaxdp_episodic.trainer.run.assemble import plan
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
 
@@ -73,7 +74,8 @@ def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
         return _public_run(plan(config, data))
     check = config.adaptive.check
     held_out = None if check is None else config.data.load(check.split, base)
-    run, *others = _parts(plan_adaptive_run(config, data, held_out).budget)
+    budget, _ = adaptive_plan(config, data, held_out)
+    run, *others = _parts(budget)
     if others or isinstance(run, AdaptiveRun):
         raise NotImplementedError(
             "adaptive: a run on a menu must be a composition, or adapt within quotas "

@@ -28,7 +28,7 @@ from jaxdp_episodic.tools.book.book import Paid, check_out
 from jaxdp_episodic.tools.plots.run import draw_reliability, draw_run
 from jaxdp_episodic.tools.train import booked
 from jaxdp_episodic.tools.train.booked import Booking, PartOfSearch
-from jaxdp_episodic.trainer.config.rules import Rule
+from jaxdp_episodic.trainer.config.training_adaptive import Rule
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners.features import FixedFeatures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -116,17 +116,6 @@ class StepConfig(CheckedSpec):
         except (ValueError, NotImplementedError):
             return self._with(population, people)
         return step
-
-    def check_split(self, level_names: Sequence[str]) -> None:
-        """Refuses splits by class names that a replacement may change."""
-        unit, relation = str(self.privacy_unit), self.neighboring_relation
-        if relation == "replace_one" and unit in level_names[:-1]:
-            raise NotImplementedError(
-                "validation and test of the data must be paths, not shares of the "
-                f"classes, under {relation} with privacy_unit={unit!r}: what replaces "
-                "a unit may have a name that is held out, and leave one less to train "
-                "on"
-            )
 
     def _with(
         self, population: Population | None, people: PersonBounds | None
@@ -277,8 +266,15 @@ class TrainingConfig(CheckedSpec):
         # Copies are made last: the bounds are those of people's own examples.
         source, copies = self.data, self.data.copies
         data = source.read(TRAIN, base)
-        if getattr(self.data, "class_split", None) is not None:
-            self.step.check_split(data.level_names)
+        unit, relation = str(self.step.privacy_unit), self.step.neighboring_relation
+        if getattr(source, "class_split", None) is not None:
+            if relation == "replace_one" and unit in data.level_names[:-1]:
+                raise NotImplementedError(
+                    "validation and test of the data must be paths, not shares of the "
+                    f"classes, under {relation} with privacy_unit={unit!r}: what "
+                    "replaces a unit may have a name that is held out, and leave one "
+                    "less to train on"
+                )
         if self.evaluation is not None and self.evaluation.drop_duplicates:
             # Decides on each example by itself and public data: neighbouring data stay
             # so.
@@ -408,8 +404,8 @@ class TrainingConfig(CheckedSpec):
         if self.model is not None and self.model.kind == parts.LINEAR:
             if self.learner.embed == parts.HIDDEN:
                 yield (
-                    f"learner.embed={parts.HIDDEN!r} needs a model that makes some, got "
-                    f"model.kind={parts.LINEAR!r}"
+                    f"learner.embed={parts.HIDDEN!r} needs a model that makes some, "
+                    f"got model.kind={parts.LINEAR!r}"
                 )
         if self.evaluation is not None and self.evaluation.ways is None:
             yield (

@@ -430,21 +430,18 @@ class FeaturesConfig(CheckedSpec):
         set_fields(self, **{name: _OF_NETWORKS[name] for name in left_out})
         if self.pool == NONE and self.grid != 1:
             raise ValueError(f"grid is for a pool other than {NONE!r}, got {self.grid}")
-        for name in ("mean", "std"):
-            set_fields(self, **{name: self._of_channels(name)})
+        channels = NUM_CHANNELS[str(self.channels)]
+        for name in ("mean", "std"):  # one number for each channel
+            value = getattr(self, name)
+            found = _validation.real_array(name, value)
+            if found.shape not in ((), (1,), (channels,)) or np.abs(found).max() > 1e6:
+                raise ValueError(
+                    f"{name} must be one number or {channels}, one a channel, in "
+                    f"[-1e6, 1e6], got {_validation.shown(value)}"
+                )
+            set_fields(self, **{name: tuple(np.broadcast_to(found, channels).tolist())})
         if self.std is not None and 0 in self.std:
             raise ValueError(f"std must not be 0, got {self.std}")
-
-    def _of_channels(self, name: str) -> tuple[float, ...]:
-        """The setting as one number for each channel, from as many or one."""
-        value, channels = getattr(self, name), NUM_CHANNELS[str(self.channels)]
-        found = _validation.real_array(name, value)
-        if found.shape not in ((), (1,), (channels,)) or np.abs(found).max() > 1e6:
-            raise ValueError(
-                f"{name} must be one number or {channels}, one a channel, in "
-                f"[-1e6, 1e6], got {_validation.shown(value)}"
-            )
-        return tuple(np.broadcast_to(found, channels).tolist())
 
     @property
     def network(self) -> dict[str, Any]:

@@ -6,11 +6,10 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxdp_episodic._validation import prefixed
 from jaxdp_episodic.accountant.describe.menu import RuleBook
-from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import GaussianStep, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
@@ -18,17 +17,13 @@ from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.budget import plan_budget
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.accountant.questions.strategies import default_prices
-from jaxdp_episodic.trainer.config.rules import Rule
-from jaxdp_episodic.trainer.config.training_adaptive import (
-    CHECK,
-    AdaptiveConfig,
-    CheckConfig,
-)
+from jaxdp_episodic.trainer.config.training_adaptive import CHECK, AdaptiveConfig, Rule
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER
+from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
 from jaxdp_episodic.trainer.run.trainer import Trainer
-from jaxdp_episodic.trainer.run.validation import PrivateValidation
 
 
 class AdaptiveTrainer(Trainer):
@@ -78,32 +73,27 @@ class AdaptiveTrainer(Trainer):
 _TOLERANCE = 1e-7
 
 
-class AdaptivePlan(NamedTuple):
-    """What an `AdaptiveTrainer` needs beyond a `Trainer`: budget and checks."""
-
-    budget: AdaptiveBudget
-    checks: dict[str, PrivateValidation]
-
-
 def adaptive_plan(
-    config: TrainingConfig,
-    data: ExampleTable,
-    held_out: ExampleTable | None,
-    statistics: Mapping[str, tuple[GaussianStep, float]],
-) -> AdaptivePlan:
-    """Returns the calibrated budget of a config, and its checks.
-
-    ``held_out`` are the data of the check; ``statistics`` are steps with their shares
-    of the budget.
-    """
+    config: TrainingConfig, data: ExampleTable, held_out: ExampleTable | None
+) -> tuple[AdaptiveBudget, dict[str, PrivateValidation]]:
+    """Returns the calibrated budget of a config, and its checks on ``held_out``."""
     adaptive = config.adaptive
     assert adaptive is not None
-    step = config.step_on(data.population)
+    step, statistics = config.step_on(data.population), shared_statistics(config, data)
     stated, check, apart = adaptive.check, None, list[AdaptiveRun]()
     if stated is not None:
         assert held_out is not None
+        # A classifier clips examples in training, and episodes when it is scored.
+        is_classifier = config.learner.kind == CLASSIFIER
+        like = dataclasses.replace(
+            config.step,
+            sampling=stated.sampling,
+            noise_multiplier=None,
+            clip_unit=None if is_classifier else config.step.clip_unit,
+        )
         with prefixed("adaptive.check"):
-            check = _check_step(config, stated, held_out.population)
+            # Not a replaced config: a classifier's refuses steps of episodes.
+            check = config.step_on(held_out.population, like)
         if stated.apart:
             check = _alone(check, stated.number, config)
             apart = [AdaptiveRun({CHECK: check}, quotas={CHECK: stated.number})]
@@ -122,21 +112,25 @@ def adaptive_plan(
                 fixed=stated.fixed,
                 noise=config.noise_law,
             )
-    runs = (run, *apart)
-    budget = AdaptiveBudget(runs, config.delta, tuple(statistics), tuple(checks))
-    return AdaptivePlan(budget, checks)
+    runs, first = (run, *apart), tuple(statistics)
+    return AdaptiveBudget(runs, config.delta, first, tuple(checks)), checks
 
 
-def _check_step(
-    config: TrainingConfig, check: CheckConfig, population: Population
-) -> GaussianStep:
-    # A classifier clips examples in training, and episodes when it is scored.
-    clip_unit = config.step.clip_unit if config.learner.kind != CLASSIFIER else None
-    like = dataclasses.replace(
-        config.step, sampling=check.sampling, noise_multiplier=None, clip_unit=clip_unit
+def shared_statistics(
+    config: TrainingConfig, data: ExampleTable
+) -> dict[str, tuple[GaussianStep, float]]:
+    """Returns the steps of the private statistics, and their shares of the budget."""
+    if config.start is None:
+        return {}
+    step = config.step_on(data.population)
+    steps = statistics_steps(
+        data.level_names,
+        config.start,
+        privacy_unit=str(step.privacy_unit),
+        neighboring_relation=step.neighboring_relation,
     )
-    # Not `dataclasses.replace` of the config: a classifier's refuses steps of episodes.
-    return config.step_on(population, like)
+    pairs = zip(steps, config.start_shares, strict=True)
+    return {f"statistic {i + 1}": pair for i, pair in enumerate(pairs)}
 
 
 def _with_quotas(

@@ -19,7 +19,7 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.bands import choose_bands
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
-from jaxdp_episodic.trainer.config.rules import Rule
+from jaxdp_episodic.trainer.config.training_adaptive import Rule
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     ALL,
@@ -35,7 +35,6 @@ from jaxdp_episodic.trainer.config.training_parts import (
     LearnerConfig,
     NoiseConfig,
 )
-from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.sources import Omniglot
 from jaxdp_episodic.trainer.data.splits import TRAIN
@@ -60,12 +59,12 @@ from jaxdp_episodic.trainer.learners.models import (
 )
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
 from jaxdp_episodic.trainer.run.adaptive import (
-    AdaptivePlan,
     AdaptiveTrainer,
     adaptive_plan,
+    shared_statistics,
 )
 from jaxdp_episodic.trainer.run.checks import check_held_out, check_owners, sampler_of
-from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.evaluation import Evaluation, PrivateValidation
 from jaxdp_episodic.trainer.run.release import OWN
 from jaxdp_episodic.trainer.run.selection import choosing_split
 from jaxdp_episodic.trainer.run.state import described_part
@@ -323,20 +322,15 @@ def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, 
     }
 
 
-def adaptive_plan_of(config: TrainingConfig, tables: Tables) -> AdaptivePlan:
-    """Returns `plan_adaptive_run` for the data that the config names."""
+def adaptive_plan_of(
+    config: TrainingConfig, tables: Tables
+) -> tuple[AdaptiveBudget, dict[str, PrivateValidation]]:
+    """Returns `adaptive_plan` for the data that the config names."""
     assert config.adaptive is not None
     check = config.adaptive.check
     with prefixed("adaptive.check"):
         held_out = None if check is None else tables.load(check.split)
-    return plan_adaptive_run(config, tables.load(TRAIN), held_out)
-
-
-def plan_adaptive_run(
-    config: TrainingConfig, data: ExampleTable, held_out: ExampleTable | None
-) -> AdaptivePlan:
-    """Returns the budget and the checks of an adaptive run."""
-    return adaptive_plan(config, data, held_out, _statistics(config, data))
+    return adaptive_plan(config, tables.load(TRAIN), held_out)
 
 
 def run_parts(
@@ -378,7 +372,7 @@ def run_parts(
 def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
     """Returns the calibrated budget of a config for these data."""
     step, noise = config.step_on(data.population), config.noise
-    before = tuple(_statistics(config, data).values())
+    before = tuple(shared_statistics(config, data).values())
     if isinstance(noise, NoiseConfig) and noise.bands == AUTO:
         target = {"epsilon": config.epsilon, "delta": config.delta}
         how = {"horizon": noise.horizon, "level": noise.groups, "before": before}
@@ -393,25 +387,6 @@ def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
     )
 
 
-def _statistics(
-    config: TrainingConfig, data: ExampleTable
-) -> dict[str, tuple[GaussianStep, float]]:
-    """The steps of the private statistics by name, with their shares of the budget."""
-    if config.start is None:
-        return {}
-    step = config.step_on(data.population)
-    steps = statistics_steps(data.level_names, config.start, **_who_is_protected(step))
-    pairs = zip(steps, config.start_shares, strict=True)
-    return {f"statistic {i + 1}": pair for i, pair in enumerate(pairs)}
-
-
-def _who_is_protected(step: GaussianStep) -> dict[str, str]:
-    return {
-        "privacy_unit": str(step.privacy_unit),
-        "neighboring_relation": step.neighboring_relation,
-    }
-
-
 def statistics_of(
     config: TrainingConfig, step: GaussianStep, data: ExampleTable
 ) -> PrivateStatistics | None:
@@ -423,7 +398,8 @@ def statistics_of(
     return PrivateStatistics(
         data,
         config.start,
-        **_who_is_protected(step),
+        privacy_unit=str(step.privacy_unit),
+        neighboring_relation=step.neighboring_relation,
         slots=None if slots is None else int(np.asarray(slots)),
         people=step.people,
         noise=config.noise_law,

@@ -12,7 +12,7 @@ import json
 import shutil
 import struct
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def import_old_run(folder: Path, like: Any) -> None:
 
 
 def _make_store(folder: Path, like: Any) -> None:
-    with _or_damaged(folder):
+    try:
         ledger = OldLedger(folder / OLD_LEDGER)
         meta, state = _checkpoint(folder / "checkpoints", like)
         name, _, size, digest = meta["ledger"]
@@ -66,6 +66,8 @@ def _make_store(folder: Path, like: Any) -> None:
         kept = [*_epoch(folder / "epoch", name), *_best(folder / "best.npz")]
         log = folder / "log.jsonl"
         records = read_log(log) if log.exists() else []
+    except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
+        raise LedgerError(f"the run in {folder} is damaged: {error!r}") from error
     temporary = folder / f"{STORE}.importing"
     steps = [(STEP, kind[0], kind[1]) for kind in ledger.steps.values()]
     new_store(temporary, [(FACTS, "", ledger.facts_text), *steps])
@@ -159,14 +161,3 @@ def _best(path: Path) -> Iterator[tuple[str, int, list[np.ndarray]]]:
         with np.load(path, allow_pickle=False) as found:
             params = [found[name] for name in found.files if name.startswith("params")]
             yield BEST, int(found["step"]), params
-
-
-@contextmanager
-def _or_damaged(folder: Path) -> Iterator[None]:
-    """Raises the various errors of a damaged file as `LedgerError`."""
-    try:
-        yield
-    except (OSError, LedgerError):
-        raise
-    except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
-        raise LedgerError(f"the run in {folder} is damaged: {error!r}") from error

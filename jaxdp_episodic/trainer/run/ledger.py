@@ -6,7 +6,7 @@ is in memory only. An adaptive run's choice is written together with its charge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -27,16 +27,14 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     content_of,
 )
 from jaxdp_episodic.accountant.report.sentences import upward
-from jaxdp_episodic.trainer.config.rules import Released, ScoreThen
+from jaxdp_episodic.trainer.config.training_adaptive import Released, ScoreThen
+from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
 from jaxdp_episodic.trainer.run.state import (
     described_step,
     refuse_other_run,
     refuse_other_state,
 )
 from jaxdp_episodic.trainer.run.store import Mark, RunStore, Saved
-from jaxdp_episodic.trainer.run.validation import PrivateValidation
-
-Scores = Callable[[], Sequence[ScoreThen]]
 
 
 class Ledger:
@@ -69,6 +67,7 @@ class Ledger:
         self.charged = self._begun = charged
         self.mark = mark
         self._store: RunStore | None = None
+        self._spent: SpentAhead | None = None
         self._session = ""  # of this process's last charge in a file
         self.options, self.has_ended = list[str](), False
         for name in options:
@@ -197,25 +196,21 @@ class Ledger:
             "goes on with the next step."
         )
 
-    def accounting(self, scores: Scores) -> Callable[[int], dict[str, Any]]:
-        """Returns a function from a step to the public part of its log record."""
+    def record(self, step: int, scores: Sequence[ScoreThen]) -> dict[str, Any]:
+        """Returns the public part of a step's log record, without its number."""
         if not self._adapts:
-            spent = SpentAhead(self._budget)
-            return lambda step: {"epsilon": spent.at(step) if step else 0.0}
-
-        def facts(step: int) -> dict[str, Any]:
-            # The guarantee is that of the whole budget, from the first release on.
-            record: dict[str, Any] = {"epsilon": self._budget.epsilon}
-            if step:
-                record["option"] = self.options[step - 1]
-            record["left"] = self.now.left
-            last = scores()[-1:]
-            if last and last[0].release == step:
-                record["score"] = last[0].value
-                record["score_noise"] = last[0].deviation
-            return record
-
-        return facts
+            if self._spent is None:
+                self._spent = SpentAhead(self._budget)
+            return {"epsilon": self._spent.at(step) if step else 0.0}
+        # The guarantee is that of the whole budget, from the first release on.
+        record: dict[str, Any] = {"epsilon": self._budget.epsilon}
+        if step:
+            record["option"] = self.options[step - 1]
+        record["left"] = self.now.left
+        if scores and scores[-1].release == step:
+            record["score"] = scores[-1].value
+            record["score_noise"] = scores[-1].deviation
+        return record
 
     def check(self, store: RunStore) -> None:
         """Refuses another run's file, and one in which the run went on elsewhere."""

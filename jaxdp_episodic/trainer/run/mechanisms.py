@@ -39,6 +39,7 @@ from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.learners.episode import Block
 from jaxdp_episodic.trainer.run import checks
 from jaxdp_episodic.trainer.run.checks import found_in_both
+from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
 from jaxdp_episodic.trainer.run.state import (
     RunMismatchError,
     TrainingState,
@@ -47,7 +48,6 @@ from jaxdp_episodic.trainer.run.state import (
     updater,
 )
 from jaxdp_episodic.trainer.run.store import EPOCH, GROUPS, RunStore
-from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 # Who takes part in each step of an epoch; see `EpisodeSampler.begin_epoch`.

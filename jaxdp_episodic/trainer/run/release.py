@@ -152,7 +152,9 @@ def described_release(trainer: Any) -> dict[str, Any]:
     recipe, stage = dict(trainer.recipe), trainer.released
     features = list(trainer.data.features.shape[1:])
     shape, model = features, recipe.pop("model", {OWN: True})
-    name, calibration = stage.name, calibration_for(trainer)
+    name, chosen, calibration = stage.name, trainer.selection, None
+    if chosen is not None and chosen.step == trainer.num_steps_taken:
+        calibration = chosen.calibration
     if not trainer.has_public_accounting:  # nor is the number of steps
         name = name.partition("@")[0]
     if isinstance(stage.learner, Started):
@@ -173,14 +175,6 @@ def described_release(trainer: Any) -> dict[str, Any]:
             "source": recipe.pop("source", {}),
         }
     )
-
-
-def calibration_for(trainer: Any) -> Calibration | None:
-    """Returns the released stage's temperatures; None: scores are no probabilities."""
-    chosen = trainer.selection
-    if chosen is None or chosen.step != trainer.num_steps_taken:
-        return None
-    return chosen.calibration
 
 
 def described_learner(learner: Any) -> dict[str, Any]:

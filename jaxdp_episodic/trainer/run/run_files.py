@@ -34,18 +34,15 @@ _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
 def files_of_a_run(folder: Path) -> list[str]:
     """Returns which files in a folder belong to a run with a charge or a state."""
-    found = [STORE] if _is_begun(folder / STORE) else []
-    return found + [name for name in _OLD if _has_content(folder / name)]
-
-
-def _is_begun(path: Path) -> bool:
-    if not path.exists():
-        return False
+    found = [name for name in _OLD if _has_content(folder / name)]
+    if not (folder / STORE).exists():
+        return found
     try:
-        with RunFile(path) as file:
-            return any(file.charges()) or any(file.texts(STATE))
+        with RunFile(folder / STORE) as file:
+            is_begun = any(file.charges()) or any(file.texts(STATE))
     except LedgerError:
-        return True  # it is damaged, but must not be overwritten
+        is_begun = True  # it is damaged, but must not be overwritten
+    return [STORE, *found] if is_begun else found
 
 
 def _has_content(path: Path) -> bool:

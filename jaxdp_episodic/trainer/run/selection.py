@@ -142,9 +142,16 @@ class Scoring:
         self._run, self._evaluations = run, dict(evaluations or {})
         self.split, self.reason = choosing_split(run, self._evaluations, select)
         self._known: dict[str, dict[str, EpisodeScores]] = {}
-        self._best, self._store = None, store
-        if self.split is not None:
-            self._best = self._kept()
+        # Step and parameters of the best score so far.
+        self._best: tuple[int, Any] | None = None
+        self._store = store
+        kept = None if self.split is None else store.kept(BEST)
+        if kept is None or kept[0] > run.num_steps_taken:
+            return
+        like = jax.tree.leaves(run.params)
+        if array_types(kept[1]) == array_types(like):  # else the run has warned of it
+            structure = jax.tree.structure(run.params)
+            self._best = kept[0], jax.tree.unflatten(structure, kept[1])
 
     def now(self, *, is_last: bool) -> dict[str, Any]:
         """Scores the newest stage; returns that part of a log record."""
@@ -153,8 +160,16 @@ class Scoring:
         stages = self._run.stages()
         stage = stages[-1 if self._run.num_steps_taken else 0]
         scores = self._of(stage)
-        if stage.name == STEPS and not is_last:
-            self._keep_if_best(stage)
+        if stage.name == STEPS and not is_last and self.split is not None:
+            best, step = -np.inf, self._run.num_steps_taken
+            if self._best is not None:
+                before, params = self._best
+                earlier = Stage(f"{STEPS}@{before}", stage.learner, params)
+                best = self._of(earlier)[self.split].value
+            if self._best is None or scores[self.split].value > best:
+                self._best = step, stage.params
+                leaves = jax.device_get(jax.tree.leaves(stage.params))
+                self._store.keep(BEST, step, leaves)
         record_part = {
             "stage": stage.name,
             HELD_OUT: {name: one.score()._asdict() for name, one in scores.items()},
@@ -170,7 +185,13 @@ class Scoring:
         scores = {stage.name: self._of(stage) for stage in (*stages, *early)}
         if self.split is not None:
             by_split = {name: one[self.split] for name, one in scores.items()}
-            released, behind = chosen_by(by_split, last=chosen.name)
+            names = list(by_split)  # the simplest first
+            if not by_split[names[0]].has_other_classes:
+                # The same few classes in all episodes say little about others: only
+                # what is released without a choice is compared with the features.
+                names = list(dict.fromkeys((names[0], chosen.name)))
+            place, pairs = best_of([by_split[name] for name in names])
+            released, behind = names[place], dict(zip(names, pairs, strict=True))
             number = by_split[released].num_classes
             by_name = {stage.name: stage for stage in (*stages, *early)}
             chosen = by_name[released]
@@ -212,28 +233,6 @@ class Scoring:
             }
         return self._known[name]
 
-    def _keep_if_best(self, stage: Stage) -> None:
-        """Writes the parameters to the run's file if they are the best so far."""
-        if self.split is None:
-            return
-        split, step = self.split, self._run.num_steps_taken
-        if self._best is not None:
-            before, params = self._best
-            best = self._of(Stage(f"{STEPS}@{before}", stage.learner, params))
-            if self._of(stage)[split].value <= best[split].value:
-                return
-        self._best = step, stage.params
-        self._store.keep(BEST, step, jax.device_get(jax.tree.leaves(stage.params)))
-
-    def _kept(self) -> tuple[int, Any] | None:
-        """The best parameters in the file, from an earlier part of the run."""
-        kept, like = self._store.kept(BEST), self._run.params
-        if kept is None or kept[0] > self._run.num_steps_taken:
-            return None
-        if array_types(kept[1]) != array_types(jax.tree.leaves(like)):
-            return None  # another model's; the run has warned of it
-        return kept[0], jax.tree.unflatten(jax.tree.structure(like), kept[1])
-
 
 def choosing_split(
     run: Any, evaluations: Mapping[str, Evaluation], select: bool | None
@@ -264,22 +263,6 @@ def choosing_split(
             "data"
         )
     return split, ""
-
-
-def chosen_by(
-    scores: Mapping[str, EpisodeScores], *, last: str
-) -> tuple[str, dict[str, tuple[float, float]]]:
-    """Returns the name of the released stage, and `Selection.behind`.
-
-    If all episodes have the same few classes, these say little about other classes:
-    then only ``last``, which is released without a choice, is compared with the
-    features.
-    """
-    names = list(scores)  # the simplest first
-    if not scores[names[0]].has_other_classes:
-        names = list(dict.fromkeys((names[0], last)))
-    place, pairs = best_of([scores[name] for name in names])
-    return names[place], dict(zip(names, pairs, strict=True))
 
 
 def best_of(scores: Sequence[EpisodeScores]) -> tuple[int, list[tuple[float, float]]]:

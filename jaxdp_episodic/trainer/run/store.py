@@ -36,7 +36,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.ledger_file import (
@@ -297,18 +296,15 @@ class RunStore(RunFile):
                     f"charges instead of {wanted}"
                 )
             self._begun, place = number, own[0] if own else self._kinds.get(name)
-            place = place or self._new_kind(name, step)
+            if place is None:
+                value = described(None if step is None else step.to_dict())
+                place = self._text(STEP, name, value)
+                self.steps[place] = name, value, text_hash(STEP, name, value)
             if not own:
                 link = next_hash(before, number, self.steps[place][2], self.session)
                 row = number, place, self._opening, link
                 db.execute("INSERT INTO charges VALUES (?, ?, ?, ?)", row)
         self._kinds[name] = place
-
-    def _new_kind(self, name: str, step: GaussianStep | None) -> int:
-        value = described(None if step is None else step.to_dict())
-        place = self._text(STEP, name, value)
-        self.steps[place] = name, value, text_hash(STEP, name, value)
-        return place
 
     def copy_charges(self, ledger: Any) -> None:
         """Copies the charges of a ledger of version 0.2 into this new file."""

@@ -16,7 +16,7 @@ import optax
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
-from jaxdp_episodic.trainer.config.rules import Rule, ScoreThen
+from jaxdp_episodic.trainer.config.training_adaptive import Rule, ScoreThen
 from jaxdp_episodic.trainer.config.training_parts import DISCRETE, ClippingConfig
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -26,7 +26,7 @@ from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run import run_files, selection
 from jaxdp_episodic.trainer.run.checks import check_finite
-from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.evaluation import Evaluation, PrivateValidation
 from jaxdp_episodic.trainer.run.importer import import_old_run
 from jaxdp_episodic.trainer.run.ledger import (
     Ledger,
@@ -57,7 +57,6 @@ from jaxdp_episodic.trainer.run.state import (
     released_params,
 )
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
-from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 
@@ -540,7 +539,7 @@ class Trainer:
     def public_record(self, step: int) -> dict[str, Any]:
         """Returns the public part of a step's log record."""
         norm = {"clip_norm": self.clip_norm} if self.clipping.counts else {}
-        return {"step": step, **self._accounted(step), **norm}
+        return {"step": step, **self.ledger.record(step, self.scores), **norm}
 
     def resume(self, folder: Path, *, book: str | None = None) -> int:
         """Continues the run of a folder; returns the number of its completed steps.
@@ -593,7 +592,6 @@ class Trainer:
                 self.save(store)
                 store.drop_log(self.num_steps_taken)
                 self._store = store
-                self._accounted = self.ledger.accounting(lambda: self.scores)
                 try:
                     yield store
                 finally:

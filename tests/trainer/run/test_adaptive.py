@@ -13,7 +13,7 @@ from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 from jaxdp_episodic.accountant.report.in_words import budget_in_words
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.trainer.config.rules import (
+from jaxdp_episodic.trainer.config.training_adaptive import (
     NextWhenStalled,
     Released,
     ScoreThen,

@@ -22,11 +22,11 @@ from jaxdp_episodic.trainer.learners.optimizers import noise_corrected_adam
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import plan
 from jaxdp_episodic.trainer.run.checks import sampler_of
+from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
 from jaxdp_episodic.trainer.run.ledger import Ledger
 from jaxdp_episodic.trainer.run.mechanisms import RunDraws
 from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.trainer.run.store import RunStore
-from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.training import AdaptiveBudget, ClippingConfig, PrivateGradient
 from rows import fast_and_slow
 from training_runs import (

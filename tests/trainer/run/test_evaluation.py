@@ -19,17 +19,18 @@ from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.learners.learners import ABSENT, ProtoNet
 from jaxdp_episodic.trainer.run.assemble import Tables
 from jaxdp_episodic.trainer.run.evaluation import (
+    GRID,
     Calibration,
     EpisodeScores,
     Evaluation,
+    PrivateValidation,
     Reliability,
     Score,
     calibrated,
     calibration_of,
     reliability,
 )
-from jaxdp_episodic.trainer.run.release import calibration_for, described_release
-from jaxdp_episodic.trainer.run.validation import GRID, PrivateValidation
+from jaxdp_episodic.trainer.run.release import described_release
 from jaxdp_episodic.trainer.statistics.statistics import Started
 from jaxdp_episodic.training import Episode, TrainingConfig
 from training_runs import (
@@ -469,4 +470,4 @@ def test_only_the_choosing_split_sets_temperatures(
         assert calibration_of(told) == run.selection.calibration
         assert list(run.selection.reliability) == ["validation"]
         run.selection = run.selection._replace(step=0)  # steps were taken after it
-        assert calibration_for(run) is None
+        assert described_release(run)["calibration"] is None

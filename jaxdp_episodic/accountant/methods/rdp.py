@@ -156,7 +156,6 @@ COARSE = Quadrature(16, 10)
 # Trapezoidal rules in place of these, if every mechanism has one. With 32 nats a moment
 # at rate 1e-12 and noise 0.4 has a relative error of -4e-10, with 40 nats of -1e-12.
 LATTICE = Quadrature(0, 0, 40.0)
-LATTICE_ANSWER = MomentRule(LARGER, LATTICE)
 _COARSE_LATTICE = Quadrature(0, 0, 18.0)
 
 
@@ -429,28 +428,15 @@ def at_most_total_variation(
     return lowered.reshape(value.shape)
 
 
-def may_be_less(log_delta: Array, groups: tuple[Group, ...]) -> Array:
-    """*Estimates* whether total variation is less than a delta, (n,)."""
-    xp = namespace(log_delta)
-    total = sum(xp.sum(g.count * estimate(g.loss), axis=0) for g in groups)
-    return xp.log(total) < log_delta + NEAR
-
-
 def _log_estimate(run: Run) -> np.ndarray:
     """*Estimates* the logarithm of the total variation."""
     total = np.zeros(run.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
-        one = estimate(loss)
+        hints = loss.hints()
+        one = loss.outer_rate * hints.rate * np.minimum(0.4 * hints.shift, 1.0)
         total = total + np.where(loss.loses_nothing, 0.0, count * one)
     with np.errstate(divide="ignore"):
         return np.log(total)
-
-
-def estimate(loss: Any) -> Array:
-    """*Estimates* the total variation of one step."""
-    hints = loss.hints()
-    share = namespace(hints.shift).minimum(0.4 * hints.shift, 1.0)
-    return loss.outer_rate * hints.rate * share
 
 
 def _log_total_variation(run: Run) -> np.ndarray:
@@ -627,38 +613,3 @@ def epsilons_at_orders(
     with np.errstate(invalid="ignore"):  # inf - inf where nothing is protected
         penalty = np.where(np.isinf(t), 0.0, (log_delta + np.log(orders)) / t)
         return np.maximum(curve + np.log1p(-1 / orders) - penalty, 0.0)
-
-
-KINDS = ("epsilon", "delta", "rdp")
-"""Questions of a traced bound: epsilon at log(delta), the reverse, or a curve."""
-
-
-def traced_bound(
-    kind: str, target: Array, groups: tuple[Group, ...], block: int
-) -> tuple[Array, Array]:
-    """*Upper bound* and its order, as JAX may trace it: no decision on the host."""
-    # NaN where the trapezoidal rule has too few nodes, or another bound may be lower.
-    xp = namespace(target)
-    if kind == "rdp":
-        order = target
-        value, _ = rdp(order, groups, direction="forward", on_lattice=True, block=block)
-        return value, order
-    kernel = best_epsilon if kind == "epsilon" else best_log_delta
-    value, order = kernel(target, groups, on_lattice=True, block=block)
-    log_delta = target if kind == "epsilon" else value
-    lower = may_be_less(log_delta, groups)
-    if kind == "epsilon":
-        lower &= value > 0
-    return xp.where(lower, np.nan, value), order
-
-
-def traced_bound_at(
-    kind: str, target: Array, groups: tuple[Group, ...], block: int, order: Array
-) -> Array:
-    """Computes `traced_bound` at a given order; differentiable, (n,)."""
-    if kind == "rdp":
-        return traced_bound(kind, target, groups, block)[0]
-    moment = functools.partial(log_moment, rule=LATTICE_ANSWER)
-    (spent,) = by_blocks(moment, (order - 1, groups), block)
-    of = epsilon_at if kind == "epsilon" else log_delta_at
-    return of(target, order - 1, spent)

@@ -50,7 +50,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.run import Run
-from jaxdp_episodic.accountant.numerics.loops import namespace
 from jaxdp_episodic.accountant.questions import contribution_pairs as rows
 from jaxdp_episodic.accountant.questions.contribution_pairs import (
     ALWAYS,
@@ -188,31 +187,6 @@ def _group(step: GaussianStep, design: GroupedClasses) -> PrivacyLoss:
         return one_contribution(step, None, episode * class_ * product(below))
     removes = step.neighboring_relation == "zero_out" and not below
     return one_contribution(step, episode, product(below), is_unit=removes)
-
-
-def poisson_levels(step: OneStep) -> tuple[Poisson, ...]:
-    """Returns the levels of a step to which `poisson_pair` applies, else ()."""
-    if not isinstance(step, GaussianStep) or step.clip_unit != step.privacy_unit:
-        return ()
-    if any((step.population, step.people, step.bands)):
-        return ()
-    if step.neighboring_relation not in ("add_remove", "zero_out"):
-        return ()
-    levels = getattr(step.design, "levels", ())
-    coins = tuple(level for level in levels if isinstance(level, Poisson))
-    is_level = step.privacy_unit in step.design.level_names
-    return coins if is_level and len(coins) == len(levels) else ()
-
-
-def poisson_pair(step: GaussianStep) -> SampledGaussianLoss:
-    """Returns the pair of a step that has `poisson_levels`; numbers may be traced."""
-    last = step.design.level_names.index(str(step.privacy_unit))
-    rates: list[Any] = [coin.sampling_probability for coin in poisson_levels(step)]
-    noise: Any = step.noise_multiplier
-    with np.errstate(divide="ignore", over="ignore"):
-        shift = namespace(noise).divide(1.0, noise)
-    outer = math.prod(rates[:last], start=1.0)
-    return SampledGaussianLoss(outer, rates[last], shift)
 
 
 def _independent_episodes(

@@ -168,13 +168,16 @@ def epsilon_and_gradient(
 
             scale = _scale_of_fields(parts, counts, fields, shape)
             row = np.where(np.isnan(known), np.nan, slope(moved, known, scale, method))
-            if np.any(bounded) and name.partition("[")[0] == NOISE:
-                width = _WIDTH_OF_BOUNDS * scale.size
+            left = np.flatnonzero(bounded)
+            if left.size and name.partition("[")[0] == NOISE:
+                width = _WIDTH_OF_BOUNDS * scale.size.reshape(-1)[left]
                 points = np.multiply.outer(_POINTS[:, 0], width)
-                ends = _answers(moved, points, method).value
+                some = _displaced(moved, points, left, shape)
+                with using_engine("numpy"):
+                    ends = worst_path.answer(*some, method).value
                 with np.errstate(invalid="ignore", divide="ignore"):
                     wide = np.tensordot(_WEIGHTS[:, 0], ends, 1) / width
-                row = np.where(bounded, wide, row)
+                np.put(row, left, wide)
             gradient[name] = row[()]
     return value, gradient
 
@@ -190,111 +193,108 @@ def slope(
     scale = Scale(*(np.broadcast_to(part, shape) for part in scale))
     found = np.full(shape, np.nan)
     if method == "exact" and held:
-        found = _held_slope(moved, answer, np.where(scale.rises, 0.0, scale.size))
+        found = _held_slope(moved, answer, scale)
     left = np.flatnonzero(np.isnan(found) & ~np.isnan(answer))
-    if not left.size:
-        return found
 
-    def some(displacement: np.ndarray) -> np.ndarray:
-        points = np.zeros((len(displacement), found.size))
-        points[:, left] = displacement
-        points = points.reshape(-1, *shape)
+    def some(displacement: np.ndarray, index: np.ndarray) -> np.ndarray:
+        question, runs = _displaced(moved, displacement, left[index], shape)
         by = worst_path.CONTOUR if method == "exact" else method
-        value, _, is_bound = _answers(moved, points, by, left)
+        with using_engine("numpy"):
+            value, _, is_bound = worst_path.answer(question, runs, by)
         return np.where(is_bound, np.nan, value)
 
-    found = found.reshape(-1)
-    found[left] = difference(some, Scale(*(a.reshape(-1)[left] for a in scale)))
-    return found.reshape(shape)
+    if left.size:
+        scale = Scale(*(part.reshape(-1)[left] for part in scale))
+        np.put(found, left, difference(some, scale))
+    return found
 
 
-def _answers(
-    moved: Moved, points: np.ndarray, by: str, index: np.ndarray | None = None
-) -> Any:
-    """Answers with a displaced number; with an index, of these settings only."""
-    question, runs = moved(points)
+def _displaced(
+    moved: Moved, displacement: np.ndarray, index: np.ndarray, shape: tuple[int, ...]
+) -> tuple[Question, list[Run]]:
+    """The question and the runs of some flattened settings, displaced by (m, k)."""
+    points = np.zeros((len(displacement), math.prod(shape)))
+    points[:, index] = displacement
+    question, runs = moved(points.reshape(len(points), *shape))
 
     def chosen(field: np.ndarray, *path: int) -> np.ndarray:
-        whole = np.broadcast_to(field, (*points.shape, *path))
-        return whole.reshape(len(points), -1, *path)[:, index]
+        whole = np.broadcast_to(field, (len(points), *shape, *path))
+        return whole.reshape(*points.shape, *path)[:, index]
 
-    target = np.broadcast_to(question.target, points.shape)
-    if index is not None:
-        target = chosen(target)
-        # A path axis of length 1 broadcasts.
-        runs = [run.map(lambda f: chosen(f, *np.shape(f)[-1:] or (1,))) for run in runs]
-    with using_engine("numpy"):
-        found = worst_path.answer(question.at(target), runs, by)
-    return type(found)(*(np.broadcast_to(field, target.shape) for field in found))
+    # A path axis of length 1 broadcasts.
+    runs = [run.map(lambda f: chosen(f, *np.shape(f)[-1:] or (1,))) for run in runs]
+    return question.at(chosen(question.target)), runs
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def _held_slope(moved: Moved, answer: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def _held_slope(moved: Moved, answer: np.ndarray, scale: Scale) -> np.ndarray:
     """The derivative by a difference on one contour; NaN if that does not apply."""
-    shape = np.shape(answer)
-    moves = (scale > 0) & np.isfinite(scale)
-    width = np.where(moves, _power_of_two(_HELD_SHARE * scale), 0.0)
-    both = [moved(sign * width[None]) for sign in (-1.0, 1.0)]
-    found = np.full(shape, np.nan).reshape(-1)
-    if any(len(runs) != 1 or runs[0].num_paths > 1 for _, runs in both):
-        return found.reshape(shape)
-    sides = [
-        (
-            q.at(np.broadcast_to(q.target, (1, *shape)).reshape(-1)),
-            runs[0].flattened((1, *shape, 1)),
-        )
-        for q, runs in both
-    ]
-    nothing = 0.0 if sides[0][0].is_epsilon else -np.inf
-    usual = (moves & (answer > nothing)).reshape(-1)
-    for _, run in sides:
-        usual &= have_held_slope(run)
-    if (index := np.flatnonzero(usual)).size:
+    found = np.full(answer.size, np.nan)
+    size, every = scale.size.reshape(-1), np.arange(answer.size)
+    moves = (size > 0) & np.isfinite(size) & ~scale.rises.reshape(-1)
+    width = np.where(moves, _power_of_two(_HELD_SHARE * size), 0.0)
+    sides = []
+    for sign in (-1.0, 1.0):
+        question, runs = _displaced(moved, sign * width[None], every, answer.shape)
+        if len(runs) != 1 or runs[0].num_paths > 1:
+            return found.reshape(answer.shape)
+        run = runs[0].flattened((1, answer.size, 1))
+        moves &= have_held_slope(run)
+        sides.append((question.at(question.target[0]), run))
+    moves &= answer.reshape(-1) > (0.0 if sides[0][0].is_epsilon else -np.inf)
+    if (index := np.flatnonzero(moves)).size:
         some = tuple((q.take(index), run.take(index)) for q, run in sides)
         change = held_change(some, answer.reshape(-1)[index])
-        found[index] = change / (2 * width.reshape(-1)[index])
-    return found.reshape(shape)
+        found[index] = change / (2 * width[index])
+    return found.reshape(answer.shape)
 
 
 def difference(
-    function: Callable[[np.ndarray], np.ndarray], scale: Scale
+    function: Callable[[np.ndarray, np.ndarray], np.ndarray], scale: Scale
 ) -> np.ndarray:
-    """Returns the derivative of a function >= 0 at 0; NaN if it is unknown."""
-    found = _difference(function, scale.size, np.where(scale.rises, 1.0, 0.0))
-    falls = np.where(np.isnan(found), scale.falls, 0.0)
-    if np.any(falls > 0):
-        down = np.full(falls.shape, -1.0)
-        down = _difference(function, falls, down, _SHARES_DOWN)
-        found = np.where(np.isnan(found), down, found)
-    return found
+    """Returns the derivatives of functions >= 0 at 0; NaN if they are unknown.
+
+    ``function`` gets displacements (m, k) and the indices (k,) of flattened functions.
+    """
+    shape = np.shape(scale.size)
+    size, rises, falls = (np.broadcast_to(a, shape).reshape(-1) for a in scale)
+    found = _difference(function, size, rises.astype(float))
+    if (left := np.flatnonzero(np.isnan(found) & (falls > 0))).size:
+        down = -np.ones(left.size)
+        found[left] = _difference(
+            lambda d, index: function(d, left[index]), falls[left], down, _SHARES_DOWN
+        )
+    return found.reshape(shape)
 
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def _difference(
-    function: Callable[[np.ndarray], np.ndarray],
+    function: Callable[[np.ndarray, np.ndarray], np.ndarray],
     size: np.ndarray,
     end: np.ndarray,
     shares: Sequence[float] = _SHARES,
 ) -> np.ndarray:
     """The same by central differences, or one-sided where ``end`` is 1 or -1."""
-    sided = (end != 0).astype(int)
-    sign = np.where(sided, end, 1.0)
-    points, weights, check = (
-        sign * table[:, sided] for table in (_POINTS, _WEIGHTS, _CHECK)
-    )
     found, best = np.full(size.shape, np.nan), np.full(size.shape, np.inf)
     # An infinite number gets scale 1: nothing depends on it.
     size = np.where(np.isposinf(size), 1.0, size)
-    middle = function(np.zeros((1, *size.shape)))[0] if np.any(sided) else 0.0
+    middle, sides = np.zeros(size.shape), np.flatnonzero(end)
+    if sides.size:
+        middle[sides] = function(np.zeros((1, sides.size)), sides)[0]
     for share in shares:
-        left = (size > 0) & ~(best <= _ENOUGH)
-        if not np.any(left):
+        left = np.flatnonzero((size > 0) & ~(best <= _ENOUGH))
+        if not left.size:
             break
-        width = _power_of_two(np.where(left, share * size, 1.0))
-        values = function(points * np.where(left, width, 0.0))
+        sided = np.abs(end[left]).astype(int)
+        sign = np.where(sided, end[left], 1.0)
+        points, weights, check = (
+            sign * table[:, sided] for table in (_POINTS, _WEIGHTS, _CHECK)
+        )
+        width = _power_of_two(share * size[left])
+        values = function(points * width, left)
         most = np.abs(values).max(axis=0)
         is_kink = (values == 0).any(axis=0) & (most > 0) & (sided == 0)
-        values = values - np.where(sided, middle, values[0])
+        values = values - np.where(sided, middle[left], values[0])
         change, other = ((table * values).sum(axis=0) for table in (weights, check))
         moved = np.abs(change)
         off = _ERROR_OVER_SQUARE * ((change - other) / moved) ** 2
@@ -302,9 +302,9 @@ def _difference(
         off = np.where((values == 0).all(axis=0), 0.0, off)
         # A value of 0 next to others means a kink.
         off = np.where(is_kink, np.nan, off)
-        better = left & (off < best)
-        found = np.where(better, change / width, found)
-        best = np.where(better, off, best)
+        better = off < best[left]
+        found[left] = np.where(better, change / width, found[left])
+        best[left] = np.where(better, off, best[left])
     return np.where(best <= _LARGEST_ERROR, found, np.nan)
 
 

@@ -6,13 +6,15 @@ import dataclasses
 import functools
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant._engine import using_engine
+from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.releases import LaplaceRelease
 from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ZERO,
@@ -20,24 +22,49 @@ from jaxdp_episodic.accountant.describe.spec import (
     traced_numbers,
     without_traced,
 )
-from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.describe.step import (
+    AnyStep,
+    ComposedSteps,
+    GaussianStep,
+    parts_of,
+)
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.questions import api
-from jaxdp_episodic.accountant.questions.traced_program import (
-    DELTA,
-    EPSILON,
+from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts
+from jaxdp_episodic.accountant.questions.gradients import (
+    METHODS,
     NOISE,
     NUM_STEPS,
     ORDERS,
-    Question,
-    evaluated,
-    gathered,
-    is_in_program,
+    difference,
+    scale_of,
+    slope,
 )
 from jaxdp_episodic.files.optional import require
 
-Check = Callable[[str, Any], np.ndarray]
+# Names of the numbers that are not fields of the step.
+DELTA = "delta"
+EPSILON = "epsilon"
+_QUESTIONS = {
+    "epsilon": api.epsilon,
+    "delta": api.delta,
+    NOISE: calibrate_noise_multiplier,
+}
+# Fields that are whole numbers, except counts of steps.
+_WHOLE = (
+    "size",
+    "population",
+    "num_episodes",
+    "num_classes",
+    "ways",
+    "steps_per_epoch",
+    "times",
+    "batch_size",
+)
 # Marks an error whose message XLA raises in full.
 _RAISED = "_jaxdp_episodic_raised"
+Check = Callable[[str, Any], np.ndarray]
 
 
 def epsilon(
@@ -176,7 +203,7 @@ def _answer(
         found = np.broadcast_to(question.answer(), shape)
         return jax.numpy.asarray(_rounded_up(found, dtype))
     leaves = [
-        jax.numpy.broadcast_to(gathered(_canonical(place, value)), shape)
+        jax.numpy.broadcast_to(_canonical(place, value), shape)
         for place, value in missing.items()
     ]
     return _differentiable(question, shape, dtype)(*leaves)
@@ -191,6 +218,10 @@ def _canonical(place: str, value: Any) -> Any:
     """Converts a traced number, exactly, to a type that callbacks can pass."""
     import jax
 
+    sharding = jax.typeof(value).sharding
+    if any(sharding.spec):  # replicated on an explicit mesh, for one callback
+        spec = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+        value = jax.sharding.reshard(value, spec)
     is_a = functools.partial(jax.numpy.issubdtype, value.dtype)
     if not (is_a(np.floating) or is_a(np.integer)):
         raise TypeError(
@@ -214,11 +245,7 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
 
         @jax.custom_jvp
         def rows(*leaves: Any) -> tuple[Any, ...]:
-            back = functools.partial(_called_back, number=len(words), dtype=dtype)
-            on_host = functools.partial(question.rows, words)
-            if dtype == np.float64 and is_in_program(question, words):
-                return evaluated(question, words, back, shape)(*leaves)
-            return back(on_host, shape=shape, leaves=leaves)
+            return _called_back(question, words, shape, dtype, leaves)
 
         def rows_jvp(leaves: Any, tangents: Any) -> Any:
             moving = [
@@ -250,16 +277,14 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
 
 
 def _called_back(
-    function: Callable[..., Sequence[np.ndarray]],
-    number: int,
+    question: Question,
+    words: Sequence[tuple[int, ...]],
     shape: tuple[int, ...],
     dtype: Any,
     leaves: Sequence[Any],
 ) -> Any:
-    """Calls a function of NumPy arrays that returns ``number`` arrays.
-
-    The first one is rounded up. float64 travels as pairs of uint32.
-    """
+    """Calls `Question.rows` on the host; the first row is rounded up."""
+    # float64 travels as pairs of uint32.
     import jax
 
     is_double = dtype == np.float64
@@ -274,7 +299,7 @@ def _called_back(
             arrays = tuple(array.view(np.float64)[..., 0] for array in arrays)
         arrays = tuple(map(_widened, arrays))
         try:
-            found = function(*arrays)
+            found = question.rows(words, *arrays)
         except Exception as error:
             raise _alone(error) from None
         found = [np.broadcast_to(row, arrays[0].shape) for row in found]
@@ -285,7 +310,7 @@ def _called_back(
         return tuple(rows)
 
     found = jax.pure_callback(
-        call, (result,) * number, *given, vmap_method="broadcast_all"
+        call, (result,) * len(words), *given, vmap_method="broadcast_all"
     )
     if is_double:
         found = (jax.lax.bitcast_convert_type(row, np.float64) for row in found)
@@ -330,3 +355,159 @@ def _rounded_up(value: np.ndarray, dtype: Any) -> np.ndarray:
     # Compare bits, because threads of callbacks may flush subnormals to 0.
     some = np.array(value, np.float64).view(np.int64) > 0
     return np.where(some, np.maximum(near, np.finfo(dtype).tiny), near)
+
+
+class Question(NamedTuple):
+    """A question whose traced numbers are missing until the program runs."""
+
+    kind: str  # "epsilon", "delta", "rdp" or "noise_multiplier"
+    step: AnyStep  # with ... for missing numbers
+    known: Mapping[str, Any]  # known arguments
+    places: tuple[str, ...]  # field paths or argument names of the missing numbers
+    options: Mapping[str, str]  # method or direction
+
+    def answer(self, *missing: np.ndarray) -> np.ndarray:
+        """Returns the result for these numbers, float64 of their shape."""
+        step, others = self._filled(missing)
+        # JAX waits for this result, so that using JAX here could deadlock.
+        with using_engine("numpy"):
+            if self.kind == "rdp":
+                orders = _validation.order_or_inf_array(ORDERS, others[ORDERS])
+                shape = np.broadcast_shapes(step.shape, orders.shape)
+                orders = orders[..., None]
+                return api.curve_of(step, orders, self.options["direction"], shape)
+            others.pop(self.kind, None)  # the target of a calibration
+            ask = _QUESTIONS[self.kind]
+            return np.asarray(ask(step, **others, **self.options), np.float64)
+
+    def rows(
+        self, words: Sequence[tuple[int, ...]], *missing: np.ndarray
+    ) -> list[np.ndarray]:
+        """Returns the result, (), and its derivatives by numbers, (i,) or (i, j)."""
+        answer = self.answer(*missing)
+        whole = [np.broadcast_to(one, answer.shape) for one in missing]
+        found: dict[tuple[int, ...], np.ndarray] = {(): answer}
+        with using_engine("numpy"), np.errstate(all="ignore"):
+            for word in dict.fromkeys(filter(None, words)):
+                if len(word) == 1:
+                    found[word] = self._slope(word[0], whole, answer)
+                    continue
+
+                def first(some: Question, *moved: Any, i: int = word[0]) -> np.ndarray:
+                    return some._slope(i, moved, some.answer(*moved), held=False)
+
+                found[word] = self._difference(first, word[1], whole)
+        return [found[word] for word in words]
+
+    def _slope(
+        self,
+        i: int,
+        missing: Sequence[np.ndarray],
+        answer: np.ndarray,
+        *,
+        held: bool = True,
+    ) -> np.ndarray:
+        """The derivative by missing number i."""
+        if self.kind == "rdp":
+            return self._difference(Question.answer, i, missing)
+        if self.kind == NOISE:
+            # Epsilon is fixed at its target.
+            inner = self._replace(kind=EPSILON, places=(*self.places, NOISE))
+            numbers = (*missing, answer)
+            at = inner.answer(*numbers)
+            by_noise = inner._slope(len(missing), numbers, at, held=held)
+            if self.places[i] == EPSILON:
+                return 1 / by_noise
+            return -inner._slope(i, numbers, at, held=held) / by_noise
+
+        def moved(displacement: np.ndarray) -> Any:
+            """The target question and the runs, for real numbers of steps."""
+            real: dict[int, np.ndarray] = {}
+            numbers = [n + displacement * (i == j) for j, n in enumerate(missing)]
+            step, others = self._filled(numbers, real)
+            times = others.get(NUM_STEPS)
+            times = np.asarray(1.0 if times is None else times, np.float64)
+            parts, base = parts_of(step)
+            counts = [(real[j] if j in real else n) * times for j, n in enumerate(base)]
+            if self.kind == DELTA:
+                target = DeltaAt(np.asarray(others[EPSILON], np.float64))
+            else:
+                target = EpsilonAt(np.log(others[DELTA]))
+            return target, runs_of_parts(parts, counts)
+
+        scale = scale_of(self.places[i], np.broadcast_to(missing[i], answer.shape))
+        value = np.log(answer) if self.kind == DELTA else answer
+        found = slope(moved, value, scale, self.options["method"], held=held)
+        return answer * found if self.kind == DELTA else found
+
+    def _difference(
+        self, function: Callable[..., np.ndarray], i: int, missing: Sequence[np.ndarray]
+    ) -> np.ndarray:
+        """The derivative by missing number i of a function of question and numbers."""
+        shape = np.broadcast_shapes(*(number.shape for number in missing))
+
+        def moved(displacement: np.ndarray, index: np.ndarray) -> np.ndarray:
+            def some(_: str, value: Any) -> Any:
+                whole = value is ... or not np.ndim(value)
+                return value if whole else _taken(value, shape, index)
+
+            step = mapped(self.step, some, checked=False)
+            known = {name: some(name, value) for name, value in self.known.items()}
+            numbers = [_taken(number, shape, index) for number in missing]
+            numbers[i] = numbers[i] + displacement
+            return function(self._replace(step=step, known=known), *numbers)
+
+        value = np.broadcast_to(missing[i], shape)
+        return difference(moved, scale_of(self.places[i], value))
+
+    def refuse_derivatives(self, by: Sequence[int], *, second: bool = False) -> None:
+        """Refuses derivatives that do not exist."""
+        method = self.options.get("method", METHODS[0])
+        if method not in METHODS:
+            raise NotImplementedError(
+                f"results with method={method!r} have no derivatives; "
+                f"covered: {METHODS}"
+            )
+        parts, _ = parts_of(self.step)
+        epochs = any(
+            isinstance(part, GaussianStep) and (epoch_scheme(part.design) or part.bands)
+            for part in parts
+        )
+        for place in (self.places[i] for i in by):
+            name = place.rpartition(".")[2]
+            is_count = name.startswith("counts[") or name == NUM_STEPS
+            if is_count and (epochs or second):
+                where = "with epoch schemes or bands" if epochs else "of second order"
+                raise NotImplementedError(f"{place} has no derivative {where}")
+            if name in _WHOLE:
+                raise NotImplementedError(
+                    f"{place} is a whole number and has no derivative: use integers"
+                )
+
+    def _filled(
+        self, missing: Sequence[np.ndarray], counts: dict[int, np.ndarray] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """The step and the other arguments; real counts of steps go to ``counts``."""
+        given = dict(zip(self.places, missing, strict=True))
+
+        def filled(where: str, value: Any) -> Any:
+            found = given.pop(where, value)
+            if found is value:
+                return value
+            if counts is not None and where.startswith("counts["):
+                counts[int(where[len("counts[") : -1])] = found
+                return np.rint(found)
+            if where.endswith("sampling_probability") and found.dtype == np.float64:
+                # JAX threads flush other numbers to 0.
+                some = np.array(found).view(np.int64) > 0
+                least = np.finfo(np.float64).tiny
+                return np.where(some, np.maximum(found, least), found)
+            return found
+
+        step: Any = mapped(self.step, filled)
+        return step, {**self.known, **given}
+
+
+def _taken(value: Any, shape: tuple[int, ...], index: np.ndarray) -> np.ndarray:
+    """The numbers of some of the flattened settings."""
+    return np.broadcast_to(value, shape).reshape(-1)[index]

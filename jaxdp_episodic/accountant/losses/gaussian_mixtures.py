@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import (
     MOST_NODES,
+    excess_of,
     sum_of,
     unless_gaussian,
 )
@@ -244,6 +245,19 @@ class AntipodalGaussianLoss(MixtureLoss):
         move, kept = drawn + xp.log(inner_rate), drawn + log_rest(inner_rate)
         one = -shift[None], shift[None], move[None], rest, drawn[None], rest, kept[None]
         return (Half("turn", *one),)
+
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
+        """See `Moments`; at most a bound by N(0), which P and Q share."""
+        # docs/proofs.md, "Very little noise".
+        xp, found = namespace(t, *self.fields), super().log_excess(t, rule)
+        half = self.both_halves(t.shape)[0]
+        size, log_kept = 0.5 * half.high[0] ** 2, half.q_zero
+        single = size * t * (1 + t), size * (1 + 2 * t), 2 * size
+        moved, *slopes = excess_of(*single, rule.with_derivatives)
+        bound = xp.logaddexp(half.q_low[0] + moved, xp.log(t * (1 - log_kept)))
+        pairs = zip(found, (bound - t * log_kept, *slopes), strict=True)
+        is_less = bound - t * log_kept < found[0]
+        return tuple(xp.where(is_less, b, a) for a, b in pairs)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ arXiv:1807.01647v2, Theorems 2 and 10.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,10 +104,8 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
 
     def hints(self) -> Hints:
         """See `PrivacyLoss`: one swap; at most 8 deviations more than expected."""
-        xp = namespace(*self.fields)
-        expected = self.num_episodes * self.rate
-        draws = expected + 8 * xp.sqrt(expected) + 3
-        draws = xp.minimum(self.num_episodes, draws)
+        xp, expected = namespace(*self.fields), self.num_episodes * self.rate
+        draws = xp.minimum(self.num_episodes, expected + 8 * xp.sqrt(expected) + 3)
         return Hints(self.rate, self.rate, self.shift, self.shift * draws)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
@@ -158,13 +157,8 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         return fori_loop(xp, 1, last + 1, add_term, (xp.full_like(s, -xp.inf), *zeros))
 
     def _excess_by_setting(
-        self,
-        t: np.ndarray,
-        eta: np.ndarray,
-        s: np.ndarray,
-        episodes: np.ndarray,
-        rule: MomentRule,
-    ) -> tuple[np.ndarray, ...]:
+        self, t: Array, eta: Array, s: Array, episodes: Array, rule: MomentRule
+    ) -> tuple[Array, ...]:
         """Computes `log_excess` from the terms that matter in each setting."""
         # A term that an answer leaves out is bounded by the Gaussian's excess times e1.
         number = np.maximum(episodes, 1.0).astype(np.int64)
@@ -274,26 +268,21 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
                 return xp.where(used[k], log_factor[k] + re, -1e300), im
 
             if xp is np:
-                every = np.s_[:, None]
-                re, im = term(every)
+                re, im = term(np.s_[:, None])
                 peak = np.max(re, axis=0)
                 total = tuple(np.sum(part, axis=0) for part in polar(re - peak, im))
             else:
                 # XLA takes three times as long for sums over a first axis.
-                peak = fori_loop(
-                    xp,
-                    0,
-                    num_terms,
-                    lambda k, peak: xp.maximum(peak, term(k)[0]),
-                    xp.full_like(x[0], -1e300),
-                )
+                loop = functools.partial(fori_loop, xp, 0, num_terms)
+                peak = xp.full_like(x[0], -1e300)
+                peak = loop(lambda k, peak: xp.maximum(peak, term(k)[0]), peak)
 
                 def add(k: Array, total: Pair) -> Pair:
                     re, im = term(k)
                     re, im = polar(re - peak, im)
                     return total[0] + re, total[1] + im
 
-                total = fori_loop(xp, 0, num_terms, add, (xp.zeros_like(peak),) * 2)
+                total = loop(add, (xp.zeros_like(peak),) * 2)
             re, im = log_complex(*total)
             return re + peak, im
 
@@ -379,18 +368,15 @@ def _sum_terms(
     """Adds the terms 1 to last: one by one in JAX, blocks of them in NumPy."""
     xp = namespace(like)
     column = (-1,) + (1,) * like.ndim
+
+    def add(k: Array, totals: Any) -> Any:
+        return add_terms(k.astype(like.dtype).reshape(column), totals)
+
     if xp is not np:
-        return fori_loop(
-            xp,
-            1,
-            last + 1,
-            lambda k, totals: add_terms(k.astype(like.dtype).reshape(column), totals),
-            totals,
-        )
+        return fori_loop(xp, 1, last + 1, add, totals)
     block = max(_AT_ONCE // max(like.size, 1), 1)
     for first in range(1, int(last) + 1, block):
-        index = np.arange(first, min(first + block, int(last) + 1), dtype=np.float64)
-        totals = add_terms(index.reshape(column), totals)
+        totals = add(np.arange(first, min(first + block, int(last) + 1)), totals)
     return totals
 
 

@@ -142,19 +142,19 @@ def test_orders_near_one(noise):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("relation", [ADD, REPLACE, ZERO])
 def test_down_to_no_noise(method, relation):
-    noise = np.append(10.0 ** -np.arange(7, 156, 7.0), [1e-300, 5e-324, 0.0])
+    noise = np.append(10.0 ** -np.r_[3:14:1.5, 14:156:7], [1e-300, 5e-324, 0.0])
     step = levels(relation, None, poisson)(noise, 0.5)
     with np.errstate(all="raise"):
         found = jde.epsilon(step, delta=1e-5, num_steps=3, method=method)
-        delta = jde.delta(step, epsilon=1e9, num_steps=3, method=method)
+        delta = jde.delta(step, epsilon=1e5, num_steps=3, method=method)
     assert np.all(found[1:] >= found[:-1])  # no NaN
-    # All three steps may draw the unit, unless the noise is 0 in float64. Below 1e-7 a
-    # mixture's bound charges the way from one half to the other: twice the shift.
-    u, most = 0.5 / noise[:9] ** 2, np.ones(9)
-    most[1:] = 4 if relation == REPLACE else 1
-    assert np.all(found[:9] >= 3 * u * (1 - 1e-14))
-    np.testing.assert_allclose(found[:9], 3 * most * u, rtol=1e-5)
-    assert np.all(np.isinf(found[noise < 1e-70]))
+    # All three steps may draw the unit, unless the noise is 0 in float64. A deviation
+    # of the noise adds less than twice the noise to epsilon over 3 u.
+    some = noise > 1e-71
+    u = 0.5 / noise[some] ** 2
+    assert np.all(found[some] >= 3 * u * (1 - 1e-14))
+    assert np.all(found[some] <= 3 * u * (1 + 5.1 * noise[some] + 1e-9))
+    assert np.all(np.isinf(found[~some]))
     assert np.all(delta >= 1 - 0.5**3)
 
 

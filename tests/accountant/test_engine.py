@@ -31,7 +31,7 @@ from jaxdp_episodic.accountant._engine import (
     jitted,
     using_engine,
 )
-from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.numerics.loops import namespace
 from oracles.mechanisms import SHIPPED
 

@@ -15,6 +15,7 @@ from jaxdp_episodic.accountant.losses.allocated import (
     AllocatedGaussianLoss,
 )
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
+from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     GaussianMixtureLoss,
@@ -41,7 +42,6 @@ from jaxdp_episodic.accountant.losses.renyi_curve import (
     RenyiCurveLoss,
     ZeroConcentratedLoss,
 )
-from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 
 SIZE = 12
 _RNG = np.random.default_rng(20)

@@ -29,8 +29,8 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.bounds.common import checked, checked_one
 from jaxdp_episodic.accountant.describe.releases import ZeroConcentratedDP
+from jaxdp_episodic.accountant.losses.gaussian import mixture_excess
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
-from jaxdp_episodic.accountant.losses.sampled_gaussian import mixture_excess
 from jaxdp_episodic.accountant.questions.api import epsilon
 
 # Smallest normal number, to which results that underflow are rounded up.

@@ -2,5 +2,5 @@
 
 Doors: `allocated`, `excess`, `finite`, `gaussian`, `gaussian_mixtures`,
 `independent_episodes`, `laplace`, `loss_nodes`, `people`, `privacy_loss`,
-`randomized_response`, `renyi_curve`, `sampled_gaussian`.
+`randomized_response`, `renyi_curve`.
 """

@@ -23,6 +23,7 @@ from jaxdp_episodic.accountant.losses.excess import excess_of
 from jaxdp_episodic.accountant.losses.finite import log_excess_of_atoms
 from jaxdp_episodic.accountant.losses.gaussian import (
     GaussianLoss,
+    SampledGaussianLoss,
     drawn_tails,
     inner_exponent,
     scaled,
@@ -37,7 +38,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Quadrature,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.numerics.signed_sums import GAIN_ROUNDING, profile_bounds

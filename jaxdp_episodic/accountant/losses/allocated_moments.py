@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jaxdp_episodic.accountant.losses.gaussian import mixture_excess
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
-from jaxdp_episodic.accountant.losses.sampled_gaussian import mixture_excess
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial
 from jaxdp_episodic.accountant.numerics.mean_moments import (
     Laplace,

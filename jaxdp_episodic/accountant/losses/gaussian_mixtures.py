@@ -25,6 +25,7 @@ from jaxdp_episodic.accountant.losses.gaussian import (
     CANCELLATION,
     LARGEST,
     GaussianLoss,
+    SampledGaussianLoss,
     positive,
     scaled,
 )
@@ -52,7 +53,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Quadrature,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     namespace,

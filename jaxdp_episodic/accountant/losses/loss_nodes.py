@@ -11,7 +11,6 @@ Review 56(3), for the rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -239,13 +238,12 @@ def collected(
     some = (weight[0] != 0) | (weight[1] != 0)
     loss = xp.where(some, loss[0], 0.0), xp.where(some, loss[1], 0.0)
 
-    def steepest(sign: float) -> Array:
-        along = sign * loss[0]
+    steepest = []  # on the right, and on the left
+    for along in (loss[0], -loss[0]):
         ratio = loss[1] / xp.where(along > 0, along, 1.0)
-        return xp.where(along > 0, ratio, xp.inf).min(axis=-2)
-
+        steepest.append(xp.where(along > 0, ratio, xp.inf).min(axis=-2))
     mass = weight[0].sum(axis=-2)
-    right, left = steepest(1.0), steepest(-1.0)
+    right, left = steepest
     size = (xp.hypot(*weight) * xp.hypot(*loss)).sum(axis=-2)
     return LossNodes(loss, weight, mass, size, right, left, end_log_weight, end_loss)
 
@@ -315,41 +313,11 @@ def sampled_ends(p: Rate, s: Array, log_cut: Array) -> tuple[Array, Array, Array
     return -reach, high, kink
 
 
-def nodes_on_line(
-    ends: tuple[Array, Array],
-    kink: Array,
-    s: Array,
-    rule: NodeRule,
-    complex_loss: Callable[[Pair], Pair],
-    real_loss: Callable[[Array], Array],
-) -> LossNodes:
-    """Returns nodes of losses ``log(P/Q)``, Q = N(0, 1), on a path above the line.
-
-    Its ends are (V, n).
-    """
-    xp, backward = namespace(*ends, s, rule.backward), rule.backward
-    line = stored(xp, whole_line(*ends, kink, s, rule.num_nodes))
-    nowhere = xp.full_like(s, -xp.inf)
-    x, element = path_points(line, nowhere, kink, s, rule.height, last=s)
-    y = stored(xp, complex_loss(x))
-    loss, weight = weighted(y, log_normal(x), element, backward)
-    first_and_last = xp.stack([x[0][:, 0], x[0][:, -1]], axis=1)
-    end_loss = real_loss(first_and_last)
-    end_log_weight = -0.5 * first_and_last**2 + (1 - backward) * end_loss
-    end_loss = (1 - 2 * backward) * end_loss
-    return stored(xp, collected(loss, weight, end_log_weight, end_loss))
-
-
 def undrawn_loss(outer_rate: Array, rate: Array) -> Array:
     """Returns ``log(1 - p)`` where most losses are there, else 0."""
     xp = namespace(outer_rate, rate)
     concentrated = (outer_rate >= 1) & (rate < _LARGEST_BULK_RATE)
     return xp.log1p(-xp.where(concentrated, rate, 0.0))
-
-
-def gaussian_loss(x: Pair, s: Array) -> Pair:
-    """Returns ``log(phi(x - s) / phi(x))``."""
-    return s * (x[0] - 0.5 * s), s * x[1]
 
 
 def log_mixture(exponent: Pair, p: Rate) -> Pair:
@@ -364,9 +332,8 @@ def log_mixture(exponent: Pair, p: Rate) -> Pair:
     small = xp.exp(-xp.abs(gap))
     far = (small * (1 - versine), -small * sine)
     behind = (gap > 0) & (near[0] ** 2 + near[1] ** 2 > 0.25)
-    re, im = log1p_complex(
-        *(xp.where(behind, b, a) for a, b in zip(near, far, strict=True))
-    )
+    part = xp.where(behind, far[0], near[0]), xp.where(behind, far[1], near[1])
+    re, im = log1p_complex(*part)
     return (
         re + xp.where(behind, exponent[0] + p.log, 0.0),
         im + xp.where(behind, exponent[1], 0.0),

@@ -199,7 +199,8 @@ def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
         for k in range(0, len(re), rows):
             block = slice(k, k + rows)
             grown = expm1_complex(real[i, block] @ y[i], imaginary[i, block] @ y[i])
-            (a, b), (c, d) = ((part @ w[i]).T for part in grown)
+            a, b = (grown[0] @ w[i]).T
+            c, d = (grown[1] @ w[i]).T
             re[block, i], im[block, i] = a - d, b + c
     return re, im
 
@@ -263,24 +264,20 @@ def divided(a: Pair, b: Pair) -> Pair:
 
 def expm1_in_parts(real: Array, imaginary: Array) -> Pair:
     """Computes `expm1_complex` faster, with one polynomial instead of two."""
-    # The power of two is made from its bits, with float64 and 64-bit integers only.
-    versine, sine = versine_sine(imaginary)
-    power, part = exp_parts(real)
-    grown = part + power
-    return (part + (power - 1)) - grown * versine, grown * sine
-
-
-def exp_parts(x: Array) -> tuple[Array, Array]:
-    """Returns ``2^k`` and ``e^x - 2^k``, which is at most half as large."""
-    xp = namespace(x)
-    bounded = xp.clip(x, -708.0, 709.0)
+    # e^a = 2^k + part, and the part is at most half as large as the power, which is
+    # made from its bits, with float64 and 64-bit integers only.
+    xp = namespace(real)
+    bounded = xp.clip(real, -708.0, 709.0)
     k = xp.round(bounded * (1 / math.log(2)))
     r = (bounded - k * _LOG_2[0]) - k * _LOG_2[1]
     # The last bits of the sum are the integer.
     bits = (k + _INTEGER_BITS).view(xp.int64)
     power = ((bits + 1023) << 52).view(xp.float64)
     part = power * (r * polynomial(_SERIES[:_REDUCED_TERMS], r))
-    return power, xp.where(x > 709.0, xp.inf, part)
+    part = xp.where(real > 709.0, xp.inf, part)
+    versine, sine = versine_sine(imaginary)
+    grown = part + power
+    return (part + (power - 1)) - grown * versine, grown * sine
 
 
 def sum_exp_moments(

@@ -44,11 +44,11 @@ from jaxdp_episodic.accountant.describe.step import (
 from jaxdp_episodic.accountant.losses import allocated, finite, renyi_curve
 from jaxdp_episodic.accountant.losses import gaussian_mixtures as mixtures
 from jaxdp_episodic.accountant.losses import independent_episodes as episodes
+from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.losses.loss_nodes import Rate, real_log_mixture
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
-from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import contribution_pairs as rows
 from jaxdp_episodic.accountant.questions.contribution_pairs import (

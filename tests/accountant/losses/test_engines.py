@@ -18,7 +18,10 @@ from jaxdp_episodic.accountant._engine import (
     on_jax,
     using_engine,
 )
-from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
+from jaxdp_episodic.accountant.losses.gaussian import (
+    SampledGaussianLoss,
+    log_gaussian_profile,
+)
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     SwappedGaussianLoss,
@@ -29,7 +32,6 @@ from jaxdp_episodic.accountant.losses.independent_episodes import (
 from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.losses.people import PeopleLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
-from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods import closed_form, rdp
 from jaxdp_episodic.accountant.methods.exact import solver
 from jaxdp_episodic.accountant.methods.rdp import LARGER

@@ -14,6 +14,10 @@ import pytest
 import jaxdp_episodic as jde
 from designs import Setting, episodic, poisson, poisson_step
 from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.losses.gaussian import (
+    SampledGaussianLoss,
+    mixture_excess,
+)
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     GaussianMixtureLoss,
@@ -21,10 +25,6 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     ZeroedGaussianLoss,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
-from jaxdp_episodic.accountant.losses.sampled_gaussian import (
-    SampledGaussianLoss,
-    mixture_excess,
-)
 from jaxdp_episodic.accountant.methods.rdp import LATTICE
 from oracles import moments
 

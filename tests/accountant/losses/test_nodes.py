@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import norm
 
 from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     SwappedGaussianLoss,
@@ -15,7 +16,6 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
-from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.exact.mgf import (
     NEAR_LOSS,
     exchanged_moments,

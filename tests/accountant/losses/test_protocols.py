@@ -11,7 +11,10 @@ import pytest
 
 from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.losses.allocated import AllocatedLoss
-from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
+from jaxdp_episodic.accountant.losses.gaussian import (
+    SampledGaussianLoss,
+    gaussian_tails,
+)
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
@@ -20,7 +23,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Profile,
     Quadrature,
 )
-from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.rdp import LARGER, log_moment, rdp_bound

@@ -14,6 +14,7 @@ from scipy.stats import binom
 
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.gaussian import (
+    SampledGaussianLoss,
     gaussian_tails,
     log_gaussian_profile,
     near_gaussian_profile,
@@ -28,7 +29,6 @@ from jaxdp_episodic.accountant.losses.independent_episodes import (
     ZeroedEpisodesLoss,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
-from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.rdp import COARSE, FINE
 from jaxdp_episodic.accountant.numerics.loops import namespace
 from oracles import precise

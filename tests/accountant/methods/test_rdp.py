@@ -12,7 +12,7 @@ import pytest
 import jaxdp_episodic as jde
 from designs import episodic, poisson_step
 from jaxdp_episodic.accountant._engine import float64_boundary
-from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods import rdp
 from jaxdp_episodic.accountant.methods.rdp import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Group

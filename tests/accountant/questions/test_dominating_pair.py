@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     ZeroedGaussianLoss,
 )
 from jaxdp_episodic.accountant.losses.independent_episodes import ZeroedEpisodesLoss
-from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 
 NOISE = 2.0

@@ -11,6 +11,7 @@ from scipy.stats import binom
 import jaxdp_episodic as jde
 from designs import episodic, fixed, grouped, levels, poisson
 from jaxdp_episodic.accountant.losses import excess
+from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     GaussianMixtureLoss,
@@ -19,7 +20,6 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
 )
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
-from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from oracles import little_noise
 
 METHODS = ("rdp", "exact", "pld")

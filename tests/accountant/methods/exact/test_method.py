@@ -13,7 +13,7 @@ import jaxdp_episodic as jde
 from designs import Setting, episodic, fixed, levels, poisson, sampled
 from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.losses.allocated import AllocatedGaussianLoss
-from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.closed_form import slope_of_profile
 from jaxdp_episodic.accountant.methods.exact import (

@@ -318,8 +318,8 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 66_846,
-    "jaxdp_episodic/accountant/describe": 4_100,
+    "jaxdp_episodic": 66_805,
+    "jaxdp_episodic/accountant/describe": 4_062,
     "jaxdp_episodic/accountant/losses": 5_569,
     "jaxdp_episodic/accountant/methods": 6_598,
     "jaxdp_episodic/accountant/numerics": 3_347,
@@ -342,7 +342,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/book": 1_235,
     "jaxdp_episodic/tools/train": 1_360,
     "jaxdp_episodic/tools/explore": 525,
-    "jaxdp_episodic/tools/cli": 2_576,
+    "jaxdp_episodic/tools/cli": 2_575,
     "jaxdp_episodic/files": 1_530,
     "experiments": 7_110,
     "tests": 48_400,

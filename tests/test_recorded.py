@@ -23,7 +23,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.describe.releases import RELEASES
-from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
+from jaxdp_episodic.accountant.describe.spec import spec_from_dict
 
 TABLES = {
     path.name.partition(".")[0]: path

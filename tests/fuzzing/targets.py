@@ -16,7 +16,7 @@ import numpy as np
 import jaxdp_episodic as jde
 from fuzzing import seeds
 from fuzzing.mutations import broken_bytes, broken_documents
-from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
+from jaxdp_episodic.accountant.describe.spec import spec_from_dict
 from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
 from jaxdp_episodic.data import from_huggingface, from_tfds, load_class_folders
 from jaxdp_episodic.tools.plan.question import read_plan

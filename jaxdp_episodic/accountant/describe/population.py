@@ -72,9 +72,21 @@ class Population(Spec):
         names = _checked_names(self.level_names, num_levels=len(counts))
         object.__setattr__(self, "children_counts", counts)
         object.__setattr__(self, "level_names", names)
-        if self.unit_ids is not None:
-            ids = _checked_ids(self.unit_ids, counts)
-            object.__setattr__(self, "unit_ids", ids)
+        if self.unit_ids is None:
+            return
+        ids = tuple(np.array(column) for column in self.unit_ids)
+        for level, (column, count) in enumerate(zip(ids, counts, strict=False)):
+            if column.shape != (int(count.sum()),):
+                raise ValueError(
+                    f"unit_ids[{level}] must have shape ({int(count.sum())},), "
+                    f"got {column.shape}"
+                )
+            column.setflags(write=False)
+        if len(ids) > len(counts):
+            raise ValueError(
+                f"unit_ids must be at most {len(counts)} arrays, got {len(ids)}"
+            )
+        object.__setattr__(self, "unit_ids", ids)
 
     @classmethod
     def from_sizes(
@@ -97,8 +109,32 @@ class Population(Spec):
           TypeError: a leaf that is not a number.
           ValueError: different depths, no leaf, a negative or fractional leaf.
         """
-        counts = _counts_from_sizes(nested)
-        return cls(counts, () if level_names is None else tuple(level_names))
+        counts: list[np.ndarray] = []
+        items = [nested]
+        while items and all(map(_is_list, items)):
+            if len(counts) == MAX_LEVELS:
+                raise ValueError(
+                    f"sizes must be nested at most {MAX_LEVELS} levels deep"
+                )
+            counts.append(np.array([len(item) for item in items], np.int64))
+            flat = [a for a in items if isinstance(a, np.ndarray) and a.ndim == 1]
+            if len(flat) == len(items) and all(a.dtype.kind in "iuf" for a in flat):
+                if sum(map(len, flat)):
+                    items = np.concatenate(flat)  # faster than a list of all elements
+                    break
+            items = [child for item in items for child in item]
+        if len(items) == 0:
+            raise ValueError(
+                "sizes must contain at least one number, because their depth is "
+                f"unknown otherwise; got only empty lists at level {len(counts)}"
+            )
+        if any(map(_is_list, items)):
+            raise ValueError(
+                "sizes must have the same depth everywhere, got a number beside a list "
+                f"at level {len(counts)}"
+            )
+        counts.append(_validation.integer_array("sizes", items, minimum=0))
+        return cls(tuple(counts), () if level_names is None else tuple(level_names))
 
     @classmethod
     def from_ids(cls, /, **ids: Any) -> Population:
@@ -222,51 +258,6 @@ def _checked_counts(counts: Any) -> tuple[np.ndarray, ...]:
         checked.append(array)
         num_units = int(array.sum())
     return tuple(checked)
-
-
-def _checked_ids(ids: Any, counts: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Returns unit ids as read-only arrays, one entry per unit of the level."""
-    checked = tuple(np.array(column) for column in ids)
-    for level, (column, count) in enumerate(zip(checked, counts, strict=False)):
-        if column.shape != (int(count.sum()),):
-            raise ValueError(
-                f"unit_ids[{level}] must have shape ({int(count.sum())},), "
-                f"got {column.shape}"
-            )
-        column.setflags(write=False)
-    if len(checked) > len(counts):
-        raise ValueError(
-            f"unit_ids must be at most {len(counts)} arrays, got {len(checked)}"
-        )
-    return checked
-
-
-def _counts_from_sizes(nested: Any) -> tuple[np.ndarray, ...]:
-    """Returns the children counts of a tree given by nested sizes."""
-    counts: list[np.ndarray] = []
-    items = [nested]
-    while items and all(map(_is_list, items)):
-        if len(counts) == MAX_LEVELS:
-            raise ValueError(f"sizes must be nested at most {MAX_LEVELS} levels deep")
-        counts.append(np.array([len(item) for item in items], np.int64))
-        flat = [a for a in items if isinstance(a, np.ndarray) and a.ndim == 1]
-        if len(flat) == len(items) and all(a.dtype.kind in "iuf" for a in flat):
-            if sum(map(len, flat)):
-                items = np.concatenate(flat)  # faster than a list of all elements
-                break
-        items = [child for item in items for child in item]
-    if len(items) == 0:
-        raise ValueError(
-            "sizes must contain at least one number, because their depth is unknown "
-            f"otherwise; got only empty lists at level {len(counts)}"
-        )
-    if any(map(_is_list, items)):
-        raise ValueError(
-            "sizes must have the same depth everywhere, got a number beside a list "
-            f"at level {len(counts)}"
-        )
-    counts.append(_validation.integer_array("sizes", items, minimum=0))
-    return tuple(counts)
 
 
 def _tree_from_ids(

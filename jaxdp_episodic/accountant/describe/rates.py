@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
+    PeopleBlocks,
 )
 from jaxdp_episodic.accountant.describe.population import DistinctPaths, Population
 from jaxdp_episodic.accountant.describe.schemes import (
@@ -195,30 +195,23 @@ def most_children_drawn(
     return np.asarray(largest, np.int64)
 
 
-class _LevelRates(NamedTuple):
-    """One level of `PathRates`."""
-
-    rate: np.ndarray
-    group_size: np.ndarray | None
-    draw_size: np.ndarray | None = None
-    size_is_exact: bool = False
-
-
-def _level_rates(scheme: Scheme | None, sizes: np.ndarray | None) -> _LevelRates:
-    """The rates of one scheme, of which ``sizes`` replace the population."""
+def _level_rates(
+    scheme: Scheme | None, sizes: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, bool]:
+    """One level's entries of `PathRates`; ``sizes`` replace the scheme's population."""
     group = sizes
     if scheme is None:  # all are drawn
-        return _LevelRates(np.ones(1), group)
+        return np.ones(1), group, None, False
     if group is None and scheme.population is not None:
         group = np.asarray(scheme.population, np.int64)[..., None]
     if isinstance(scheme, Poisson):
         rate = np.asarray(scheme.sampling_probability, np.float64)[..., None]
-        return _LevelRates(rate, group)
+        return rate, group, None, False
     if isinstance(scheme, EpochScheme):
         steps = np.asarray(scheme.steps_per_epoch, np.float64)
         times = scheme.times if isinstance(scheme, RandomAllocation) else 1
         # A unit picks one step of each block: the shortest block has the largest rate.
-        return _LevelRates(1 / np.floor_divide(steps, times)[..., None], group)
+        return 1 / np.floor_divide(steps, times)[..., None], group, None, False
     if group is None:
         raise ValueError(
             f"level {scheme.name!r}: WithoutReplacement needs population=, the number "
@@ -227,7 +220,7 @@ def _level_rates(scheme: Scheme | None, sizes: np.ndarray | None) -> _LevelRates
         )
     draw = np.asarray(scheme.size, np.int64)[..., None]
     exact = scheme.population_is_exact and sizes is None
-    return _LevelRates(np.minimum(draw, group) / group, group, draw, exact)
+    return np.minimum(draw, group) / group, group, draw, exact
 
 
 def _most_children_drawn(

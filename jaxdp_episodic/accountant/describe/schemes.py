@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Self
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.serialization import spec_fields
-from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Spec
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Spec, spec_fields
 
 # Names that no level may have. "step" is the clip unit of the whole step; the others
 # are privacy units that may be in many places of the tree, within `PersonBounds`.

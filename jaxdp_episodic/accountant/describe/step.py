@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.bands import Bands, in_group
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
+    PeopleBlocks,
     Sampling,
     checked_sampling,
     epoch_scheme,
@@ -134,10 +134,10 @@ class GaussianStep(Spec):
         _validation.choice(
             "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
         )
-        clip_unit = _checked_clip_unit(self.design, self.clip_unit)
-        privacy_unit = _checked_privacy_unit(self.design, self.privacy_unit)
-        object.__setattr__(self, "clip_unit", clip_unit)
-        object.__setattr__(self, "privacy_unit", privacy_unit)
+        vars(self).update(
+            clip_unit=_checked_clip_unit(self.design, self.clip_unit),
+            privacy_unit=_checked_privacy_unit(self.design, self.privacy_unit),
+        )
         check_people(
             self.design,
             self.people,
@@ -150,10 +150,9 @@ class GaussianStep(Spec):
         _ = self.in_group  # raises for bands without a theorem
         if self.is_traced:
             return  # checked once the numbers are known
-        if small_units == "error":
-            names = self.level_names_used
-            _refuse_small_units(self.path_rates, names, self.population)
         _ = self.path_rates  # raises for a level without a size
+        if small_units == "error":
+            _refuse_small_units(self)
 
     @functools.cached_property
     def design(self) -> Sampling:
@@ -485,10 +484,9 @@ def _checked_small_units(small_units: str | None, neighboring_relation: str) -> 
     return small_units
 
 
-def _refuse_small_units(
-    rates: PathRates, names: tuple[str, ...], population: Population | None
-) -> None:
+def _refuse_small_units(step: GaussianStep) -> None:
     """Raises if a unit is smaller than a draw, and names one."""
+    rates, population = step.path_rates, step.population
     for level, small in enumerate(rates.clipped):
         if not np.any(small):
             continue
@@ -504,7 +502,7 @@ def _refuse_small_units(
                 unit = list(population.describe_path(witness, index).items())
                 where = " in " + ", ".join(f"{k} {v!r}" for k, v in unit[:level])
         raise ValueError(
-            f"level {names[level]!r}: size must be at most the population, got "
-            f"size={draw[first]} of {group[first]}{where}; "
+            f"level {step.level_names_used[level]!r}: size must be at most the "
+            f"population, got size={draw[first]} of {group[first]}{where}; "
             "with small_units='keep' the step samples all children of such a unit"
         )

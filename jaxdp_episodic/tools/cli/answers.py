@@ -13,8 +13,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.serialization import spec_fields
-from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.accountant.describe.spec import Spec, spec_fields
 from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon

@@ -16,7 +16,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.accountant.describe.schemes import PERSON
-from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
+from jaxdp_episodic.accountant.describe.spec import spec_from_dict
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.plan import pipelines, question

@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     RandomAllocation,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.serialization import spec_to_dict
+from jaxdp_episodic.accountant.describe.spec import spec_to_dict
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep, Sampling
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.bands import choose_bands

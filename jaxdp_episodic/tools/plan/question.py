@@ -20,11 +20,11 @@ from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
     Spec,
     set_checked,
+    spec_from_dict,
 )
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.requests.request import read_population

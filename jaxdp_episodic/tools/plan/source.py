@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
+from jaxdp_episodic.accountant.describe.spec import spec_from_dict
 from jaxdp_episodic.files.column_folder import stored_splits
 from jaxdp_episodic.files.csv_file import csv_lines
 from jaxdp_episodic.files.parquet_file import parquet_batches, parquet_columns

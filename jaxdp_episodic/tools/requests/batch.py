@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe import serialization
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses
 from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.serialization import refuse_hostile
+from jaxdp_episodic.accountant.describe.spec import refuse_hostile
 from jaxdp_episodic.accountant.describe.step import AnyStep, gaussian_parts
 from jaxdp_episodic.accountant.questions.api import check_method
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
@@ -155,7 +154,7 @@ def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
         raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
     elif isinstance(value, Mapping):
         if path and (not value or path[-1] == _POPULATION):
-            serialization.refuse_hostile(_POPULATION, value)
+            refuse_hostile(_POPULATION, value)
             yield path, value
             return
         for key, item in value.items():

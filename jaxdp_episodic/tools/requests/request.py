@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe import serialization
 from jaxdp_episodic.accountant.describe.disjoint import DisjointParts, refuse_disjoint
 from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.releases import RELEASES
-from jaxdp_episodic.accountant.describe.spec import Spec, set_checked
+from jaxdp_episodic.accountant.describe.spec import Spec, refuse_hostile, set_checked
 from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import (
@@ -294,7 +293,7 @@ def read_request(
 
 def read_population(table: Any, folder: Path) -> Population:
     """Returns the tree that a ``[population]`` table describes."""
-    serialization.refuse_hostile("population", table)
+    refuse_hostile("population", table)
     if not isinstance(table, Mapping):
         shown = _validation.shown(table)
         raise TypeError(f"population must be a table of keys, got {shown}")

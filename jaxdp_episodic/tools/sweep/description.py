@@ -23,8 +23,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import MultistageSampling, Scheme
-from jaxdp_episodic.accountant.describe.serialization import refuse_hostile
-from jaxdp_episodic.accountant.describe.spec import Check, Spec
+from jaxdp_episodic.accountant.describe.spec import Check, Spec, refuse_hostile
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.api import METHODS, check_method
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, runs_of

@@ -35,7 +35,7 @@ from rich.console import Console
 from jaxdp_episodic import _validation
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant._engine import asking_together
-from jaxdp_episodic.accountant.describe.serialization import refuse_hostile
+from jaxdp_episodic.accountant.describe.spec import refuse_hostile
 from jaxdp_episodic.files.archive import array_batches
 from jaxdp_episodic.files.atomic import TEMPORARY, atomic_path, write_atomically
 from jaxdp_episodic.files.json_file import differences, read_json

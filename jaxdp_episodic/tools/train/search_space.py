@@ -14,8 +14,7 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
-from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.accountant.describe.spec import Spec, spec_from_dict
 from jaxdp_episodic.accountant.questions.tuning import (
     NegativeBinomialTrials,
     PoissonTrials,

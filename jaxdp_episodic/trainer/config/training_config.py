@@ -27,8 +27,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Scheme,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.serialization import SCHEMA_VERSION
-from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.accountant.describe.spec import SCHEMA_VERSION, Spec
 from jaxdp_episodic.accountant.describe.step import GaussianStep, Sampling, banded
 from jaxdp_episodic.accountant.questions.api import epsilon as step_epsilon
 from jaxdp_episodic.files.toml_file import read_toml

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.serialization import spec_fields
+from jaxdp_episodic.accountant.describe.spec import spec_fields
 from jaxdp_episodic.trainer.data.built_in import (
     TYPEFACE,
     load_glyphs,

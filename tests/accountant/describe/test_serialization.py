@@ -16,7 +16,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Poisson,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.serialization import (
+from jaxdp_episodic.accountant.describe.spec import (
     spec_from_dict,
     spec_to_dict,
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
+from jaxdp_episodic.accountant.describe.spec import spec_from_dict
 from jaxdp_episodic.trainer.data import built_in
 from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.trainer.data.built_in import (

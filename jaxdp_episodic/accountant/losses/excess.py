@@ -218,7 +218,8 @@ def log_integral(
 ) -> tuple[Array, ...]:
     """Returns the logarithm of the integral of ``e^{b(x)} f(e^{y(x)} - 1)`` over x.
 
-    The domain is x >= floor. ``log_parts`` returns y = log P/Q and b = log Q. Then f is
+    The domain is x >= floor. ``log_parts`` returns y = log P/Q and b = log Q, and more
+    dimensions in front for a sum of several pairs. Then f is
     ``v -> (1 + v)^(1 + t) - 1 - (1 + t) v`` forward, ``v -> (1 + v)^(-t) - 1 + t v``
     backward, and the sum of both if the direction is "symmetric". With
     ``rule.with_derivatives`` two derivatives in t follow, divided by the integral.
@@ -230,14 +231,17 @@ def log_integral(
     exponents += [b - t * y] * (direction != "forward")
     # Large moments are scaled down by the integrand at its peaks. If a peak were
     # missed, the sum would overflow to inf, which is a safe answer.
-    scale = xp.max(xp.concatenate(exponents), axis=0)
+    scale = xp.max(xp.concatenate(exponents), axis=tuple(range(y.ndim - 1)))
     scale = stop_gradient(xp, xp.maximum(scale - LARGEST_EXPONENT, 0.0))
 
     def integrand(x: Array) -> tuple[Array, ...]:
         y, b = log_parts(x)
+        several = tuple(range(y.ndim - x.ndim))
         if with_derivatives:
-            return scaled_power_excess_derivatives(y, b - scale, t, direction)
-        return (scaled_power_excess(y, b - scale, t, direction),)
+            found = scaled_power_excess_derivatives(y, b - scale, t, direction)
+        else:
+            found = (scaled_power_excess(y, b - scale, t, direction),)
+        return tuple(xp.sum(a, axis=several) for a in found) if several else found
 
     if isinstance(windows, HalfLine):
         parts = 3 if with_derivatives else 1

@@ -8,17 +8,17 @@ contributions is J ~ Binomial(n, q), and ``B^±`` is the mixture of N(± J s).
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import (
     LARGE_LOSS,
-    LARGEST_EXPONENT,
     Windows,
+    log_integral,
     only_root,
     settle,
     sum_of,
@@ -40,7 +40,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     half_line,
     path_points,
     weighted,
-    whole_line,
 )
 from jaxdp_episodic.accountant.losses.mixture_halves import LOG_ZERO, PROFILE_ERROR
 from jaxdp_episodic.accountant.losses.people_ratios import (
@@ -54,14 +53,10 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
     Nodes,
+    Quadrature,
     Tails,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp, map_first
-from jaxdp_episodic.accountant.numerics.power_excess import (
-    scaled_power_excess,
-    scaled_power_excess_derivatives,
-)
-from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels, lay_panels
 
 # Half-width of the window around a peak, in standard deviations.
 _HALF_WIDTH = 9.2
@@ -102,15 +97,14 @@ def _log_excess(
     # Excesses increase with the ratio and are summed over the components, so an upper
     # bound of negligible components suffices.
     ratios = dataclasses.replace(ratios, is_rough=True)
-    direction = "symmetric" if replaced else rule.direction
-    rule = rule._replace(direction=direction)
-    windows = _upper_windows(t, ratios, direction)
+    if replaced:
+        rule = rule._replace(direction="symmetric")
+    windows = _upper_windows(t, ratios, rule.direction)
     excess = _integrals(Ratios.upper, windows, t, ratios, rule)
     if not replaced:
-        windows = _lower_windows(t, ratios, direction)
+        windows = _lower_windows(t, ratios, rule.direction)
         below = ratios.up_to(np.zeros_like(t))
-        below = _integrals(Ratios.lower, windows, t, below, rule)
-        excess = sum_of(excess, below)
+        excess = sum_of(excess, _integrals(Ratios.lower, windows, t, below, rule))
     # A component's profile is at most that of a shift by all its contributions.
     shift = parts.count * parts.shift * (2 if replaced else 1)
     weight = parts.log_weight + np.log(cover)
@@ -137,89 +131,49 @@ def _integrals(
     # Settings with similar numbers of panels are integrated together.
     size = np.ceil(np.log(wanted) / np.log(_ALIKE))
     found = np.full((1 + 2 * rule.with_derivatives, t.size), np.nan)
+    shares = np.linspace(0.0, 1.0, 17)[:, None, None]
     for alike in np.unique(size):
         rows = np.flatnonzero(size == alike)
-        part, *some = (a[..., rows] for a in (t, *windows))
+        low, high, density = (a[..., rows] for a in windows)
         few = ratios.take(rows)
         if ratio is Ratios.upper:
-            few = few.up_to(np.max(some[1], axis=0))
-        number = int(np.max(wanted[rows]))
-        found[:, rows] = _integral(ratio, (*some,), part, few, rule, number)
+            few = few.up_to(np.max(high, axis=0))
+        probed = (low + shares * (high - low)).reshape(-1, rows.size)
+        found[:, rows] = log_integral(
+            functools.partial(_densities, ratio, few),
+            (low, high, density),
+            probed,
+            np.zeros(rows.size),
+            t[rows],
+            rule._replace(quadrature=Quadrature(int(np.max(wanted[rows])), per_panel)),
+        )
     return tuple(found)
 
 
-def _integral(
-    ratio: Callable[[Ratios, Points], Ratio],
-    windows: Windows,
-    t: Array,
-    ratios: Ratios,
-    rule: MomentRule,
-    number: int,
-) -> tuple[Array, ...]:
-    """Computes `_integrals` with a given number of panels for all settings."""
-    low, high, density = windows
-    per_panel = rule.quadrature.nodes_per_panel
-    share = np.linspace(0.0, 1.0, 17)[:, None, None]
-    y, b = _densities(ratio, (low + share * (high - low)).reshape(-1, t.size), ratios)
-    direction = rule.direction
-    exponents = [b + (1 + t) * y] * (direction != "backward")
-    exponents += [b - t * y] * (direction != "forward")
-    peak = np.max(np.stack(exponents), axis=(0, 1, 2))
-    peak = np.maximum(peak - LARGEST_EXPONENT, 0.0)
-
-    def integrand(w: Array) -> tuple[Array, ...]:
-        y, b = _densities(ratio, w.reshape(-1, w.shape[-1]), ratios)
-        if rule.with_derivatives:
-            found = scaled_power_excess_derivatives(y, b - peak, t, direction)
-        else:
-            found = (scaled_power_excess(y, b - peak, t, direction),)
-        return tuple(np.sum(part, axis=0).reshape(w.shape) for part in found)
-
-    lefts, rights = lay_panels(low, high, density, np.zeros_like(t), num_panels=number)
-    total, *derivatives = integrate_panels(
-        integrand, lefts, rights, nodes_per_panel=per_panel
-    )
-    safe = np.maximum(total, 1e-300)
-    return np.log(total) + peak, *(d / safe for d in derivatives)
+def _densities(
+    ratio: Callable[[Ratios, Points], Ratio], ratios: Ratios, w: Array
+) -> tuple[Array, Array]:
+    """Returns losses and weighted log-densities of Q at distances w, (..., n)."""
+    found = ratio(ratios, (w.reshape(-1, w.shape[-1]), None))
+    density = found.log_density()[0] + ratios.parts.log_weight[:, None]
+    shape = (-1, *w.shape)
+    return found.loss[0].reshape(shape), density.reshape(shape)
 
 
 def _upper_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
     """Windows near the floor and, forward, from the first to the last peak."""
-    floor, zero = ratios.floor, np.zeros_like(t)
-    s, last = ratios.parts.shift, ratios.terms.last
-    spread = np.max(floor, axis=0) - np.min(floor, axis=0)
-    near = zero, zero + _HALF_WIDTH + np.maximum(spread, 0.5 * _HALF_WIDTH)
+    floor, s, last = ratios.floor, ratios.parts.shift, ratios.last
+    bottom, top = np.min(floor, axis=0), np.max(floor, axis=0)
+    near = _HALF_WIDTH + np.maximum(top - bottom, 0.5 * _HALF_WIDTH)
     if direction == "backward":
         return _windows(t, ratios, near)
     alpha, size = 1 + t, min(_NUM_PEAKS, last)
     index = np.arange(1, size + 1)[:, None]
     grown = np.round(np.exp((index - 1) / max(size - 1, 1) * np.log(last + 0.0)))
     j = np.where(last > size, grown, np.minimum(index, last + 0.0))
-    # A peak of N(j s) over N(0), and over N(-j s); and those in between.
-    tops = (
-        (2 * alpha - 1) * j * s if ratios.covers or ratios.replaced else alpha * j * s
-    )
-    settled = _settled(alpha, ratios)
-    peaks = np.concatenate(
-        [alpha * j * s, tops, np.max(settled, 1), np.min(settled, 1)]
-    )
-    peaks = peaks - 0.5 * (np.max(floor, axis=0) + np.min(floor, axis=0))
-    found = np.max(_exponent(Ratios.upper, peaks, t, ratios), axis=0)
-    base = 0.5 * near[1] * np.linspace(0.0, 1.0, 5)[:, None]
-    base = np.max(_exponent(Ratios.upper, base, t, ratios), axis=(0, 1))
-    top = np.maximum(np.max(found, axis=0), base)
-    counts = found > top - _NEGLIGIBLE - np.minimum((alpha * s) ** 2 / 8, _BETWEEN)
-    reach = _HALF_WIDTH + 0.5 * spread
-    low = np.min(np.where(counts, peaks, np.inf), axis=0) - reach
-    high = np.max(np.where(counts, peaks, 0.0), axis=0) + reach
-    low = np.clip(low, 0.0, high)
-    return _windows(t, ratios, near, (low, high))
-
-
-def _settled(alpha: Array, ratios: Ratios) -> Array:
-    """Returns (2, C, n) stationary points of a component's exponent, from both ends."""
-    s, zero = ratios.parts.shift, np.zeros_like(ratios.floor)
-    top = (2 * alpha - 1) * ratios.parts.count * s
+    # A peak of N(j s) over N(0), and over N(-j s); and those in between: stationary
+    # points of a component's exponent, from both ends.
+    over = 2 * alpha - 1 if ratios.covers or ratios.replaced else alpha
 
     def slope(x: Array) -> tuple[Array, Array]:
         rise = np.stack([alpha * s * ratios.mean_at(row) for row in x])
@@ -227,52 +181,63 @@ def _settled(alpha: Array, ratios: Ratios) -> Array:
             rise += np.stack([(alpha - 1) * s * ratios.mean_at(-row) for row in x])
         return rise, np.zeros_like(x)
 
-    return settle(slope, np.stack([zero, top]), zero, top)
+    zero, end = np.zeros_like(floor), (2 * alpha - 1) * ratios.parts.count * s
+    settled = settle(slope, np.stack([zero, end]), zero, end)
+    peaks = [alpha * j * s, over * j * s, np.max(settled, 1), np.min(settled, 1)]
+    peaks = np.concatenate(peaks) - 0.5 * (top + bottom)
+    base = 0.5 * near * np.linspace(0.0, 1.0, 5)[:, None]
+    slack = np.minimum((alpha * s) ** 2 / 8, _BETWEEN)
+    far = _counting(Ratios.upper, peaks, base, t, ratios, slack, 0.5 * (top - bottom))
+    return _windows(t, ratios, near, far)
 
 
 def _lower_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
     """Windows near the floor and, backward, to where ``B^+`` no longer decreases."""
-    floor, zero = ratios.floor, np.zeros_like(t)
-    spread = np.max(floor, axis=0) - np.min(floor, axis=0)
-    near = zero, zero + 2 * _HALF_WIDTH + np.max(floor, axis=0)
+    floor, s = ratios.floor, ratios.parts.shift
+    top = np.max(floor, axis=0)
+    near = 2 * _HALF_WIDTH + top
     if direction == "forward":
         return _windows(t, ratios, near)
-    # The last peak is at x = -t s E j, whose mean decreases with x.
-    s, last = ratios.parts.shift, ratios.terms.last
 
+    # The last peak is at x = -t s E j, whose mean decreases with x.
     def slope(x: Array) -> Array:
         return -t * s * ratios.mean_at(x)
 
-    peaks = floor - only_root(slope, -t * last * s + 0 * floor, 0 * floor)
+    peaks = floor - only_root(slope, -t * ratios.last * s + 0 * floor, 0 * floor)
     far = np.max(peaks, axis=0)
-    share = np.linspace(0.0, 1.0, _NUM_PROBES)[:, None]
-    points = np.concatenate([far * share, peaks])
-    found = np.max(_exponent(Ratios.lower, points, -1 - t, ratios), axis=0)
-    gap = far / _NUM_PROBES
-    slack = np.minimum(gap * gap / 8, _BETWEEN)
-    counts = found > np.max(found, axis=0) - _NEGLIGIBLE - slack
-    high = np.max(np.where(counts, points, 0.0), axis=0) + _HALF_WIDTH + spread
-    low = np.min(np.where(counts, points, np.inf), axis=0) - _HALF_WIDTH - spread
-    return _windows(t, ratios, near, (np.clip(low, 0.0, high), high))
+    points = np.concatenate([far * np.linspace(0.0, 1.0, _NUM_PROBES)[:, None], peaks])
+    slack = np.minimum((far / _NUM_PROBES) ** 2 / 8, _BETWEEN)
+    spread = top - np.min(floor, axis=0)
+    far = _counting(Ratios.lower, points, points, -1 - t, ratios, slack, spread)
+    return _windows(t, ratios, near, far)
 
 
-def _exponent(
-    ratio: Callable[[Ratios, Points], Ratio], w: Array, t: Array, ratios: Ratios
-) -> Array:
-    """Returns weighted ``log(Q (P/Q)^{1+t})`` at (K, n) distances; (C, K, n)."""
-    loss, density = _densities(ratio, np.maximum(w, 0.0), ratios)
-    return density + (1 + t) * loss
-
-
-def _densities(
-    ratio: Callable[[Ratios, Points], Ratio], w: Array, ratios: Ratios
+def _counting(
+    ratio: Callable[[Ratios, Points], Ratio],
+    points: Array,
+    others: Array,
+    t: Array,
+    ratios: Ratios,
+    slack: Array,
+    spread: Array,
 ) -> tuple[Array, Array]:
-    """Returns losses and weighted log-densities of Q at (K, n) distances."""
-    found = ratio(ratios, (w, None))
-    return found.loss[0], found.log_density()[0] + ratios.parts.log_weight[:, None]
+    """Returns ends around the (K, n) points where ``Q (P/Q)^{1+t}`` counts."""
+
+    def largest(w: Array) -> Array:
+        loss, density = _densities(ratio, ratios, np.maximum(w, 0.0))
+        return np.max(density + (1 + t) * loss, axis=0)
+
+    found, reach = largest(points), _HALF_WIDTH + spread
+    top = np.maximum(np.max(found, axis=0), np.max(largest(others), axis=0))
+    counts = found > top - _NEGLIGIBLE - slack
+    low = np.min(np.where(counts, points, np.inf), axis=0) - reach
+    high = np.max(np.where(counts, points, 0.0), axis=0) + reach
+    return np.clip(low, 0.0, high), high
 
 
-def _windows(t: Array, ratios: Ratios, *ends: tuple[Array, Array]) -> Windows:
+def _windows(
+    t: Array, ratios: Ratios, near: Array, *others: tuple[Array, Array]
+) -> Windows:
     """Returns both ends and panel densities: peaks may be narrower than N(0)."""
     s = ratios.parts.shift
     few = np.max(ratios.parts.count, axis=0)
@@ -282,7 +247,7 @@ def _windows(t: Array, ratios: Ratios, *ends: tuple[Array, Array]) -> Windows:
     is_mixed = np.any(ratios.parts.log_rest > LOG_ZERO, axis=0)
     sharp = np.where(is_mixed, sharp, _DENSITY)
     density = np.maximum(sharp, _SHIFT_DENSITY * s)
-    low, high = (np.stack(side) for side in zip(*ends, strict=True))
+    low, high = map(np.stack, zip((np.zeros_like(t), near), *others, strict=True))
     return low, high, density + 0 * low
 
 
@@ -294,112 +259,74 @@ _TOP = 1.8
 # suffices; and the largest factor of that number on longer lines.
 _USUAL_LENGTH = 30.0
 _MOST_DENSE = 8.0
-# Shift passed to `whole_line` and `half_line` for a constant spacing.
+# Shift passed to `half_line` for a constant spacing.
 _EVEN = 1.0
-
-
-class _Piece(NamedTuple):
-    """An integrand on a path: ratios (C, K, n), and weighted dx (K, n)."""
-
-    ratio: Ratio
-    element: Pair
-    angle: Array
-    backward: Array
 
 
 def _nodes(
     parts: Components, cover: Array, rule: NodeRule, *, replaced: bool
 ) -> LossNodes:
     """Computes `Nodes.nodes` of (C, n) components; their weights add up to <= 1."""
-    # Zeros of sum_j b_j e^{j s x - j² s²/2} lie where Im x is an odd multiple of pi / s
-    # (Laguerre). Mixtures of both signs have lower ones, and paths stay below them.
+    # Two half-lines, or one and its mirror image. Zeros of sum_j b_j e^{j s x - j²
+    # s²/2} lie where Im x is an odd multiple of pi / s (Laguerre). Mixtures of both
+    # signs have lower ones, and paths stay below them.
     backward, log_cut, height = (a + 0 * cover for a in rule[:3])
-    rule = NodeRule(backward, log_cut, height, rule.num_nodes)
-    parts = parts.above(np.min(rule.log_cut, axis=0))
-    ratios = Ratios.of(parts, cover, replaced=replaced)
-    is_whole = not ratios.covers and not replaced
-    found = _whole(ratios, rule) if is_whole else _halves(ratios, rule)
-    return _shortened(found)
-
-
-def _whole(ratios: Ratios, rule: NodeRule) -> LossNodes:
-    """Nodes of mixtures of Gaussians against N(0), on one path along the line."""
-    s = ratios.parts.shift
-    zero = np.zeros_like(s)
-    reach, high = _ends(ratios, rule.log_cut)
-    ratios = ratios.up_to(np.max(high, axis=0))
-    low = np.where(rule.backward > 0, -reach, np.maximum(-reach, FURTHEST_LEFT))
-    number = _enough(rule.num_nodes, high - low, s)
-    line = whole_line(low, high, zero, zero + _EVEN, number)
-    most = np.maximum(_ANGLE / s, _TOP)
-    points = path_points(line, zero - np.inf, _rise(zero, s), s, rule.height, most=most)
-
-    def one(x: Pair, element: Pair, log_cut: Array) -> LossNodes:
-        # The imaginary loss at the first node, to which the multiple of 2 pi is chosen.
-        angle = s * x[1][0] * ratios.mean_at(x[0][0] + zero)
-        piece = _Piece(ratios.whole(x), element, angle, rule.backward)
-        ends = np.stack([x[0][0], x[0][-1]])
-        at_ends = ratios.whole((ends, np.zeros_like(ends)))
-        return _gathered([piece], at_ends, ratios, log_cut)
-
-    return map_first(one, *points, rule.log_cut)
-
-
-def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
-    """Nodes of two half-lines, or of one and its mirror image."""
-    s, floor, backward = ratios.parts.shift, ratios.floor, rule.backward
+    ratios = Ratios.of(parts.above(np.min(log_cut, axis=0)), cover, replaced=replaced)
+    s, floor = ratios.parts.shift, ratios.floor
     zero = np.zeros_like(s)
     kink, turn = ratios.turning_point()
     most = np.maximum(_ANGLE / s, _TOP)
 
     def points(end: Array, kink: Array) -> tuple[Pair, Pair]:
         end = np.maximum(end, 2.0)
-        number = _enough(rule.num_nodes, end, np.where(ratios.parts.is_hidden, turn, s))
+        widest = np.where(ratios.parts.is_hidden, turn, s)
+        # A number of nodes with the rule's density, for a line of any length.
+        longer = np.max(end * np.maximum(widest, 1.0)) / _USUAL_LENGTH
+        number = int(rule.num_nodes * np.clip(longer, 1.0, _MOST_DENSE))
         line = half_line(zero, end, (kink,), zero + _EVEN, number)
-        return path_points(line, zero, _rise(kink, s), turn, rule.height, most=most)
+        # Paths rise after the kink, or never if zeros are low.
+        rise = np.where(_ANGLE / s < _TOP, NOWHERE, kink)
+        return path_points(line, zero, rise, turn, height, most=most)
 
-    reach, high = _ends(ratios, rule.log_cut)
+    reach, high = _ends(ratios, log_cut)
     ratios = ratios.up_to(np.max(high, axis=0))
     left = np.where(backward > 0, reach, np.minimum(reach, -FURTHEST_LEFT))
     above = points(high - np.min(floor, axis=0), kink)
     below = above
-    if not ratios.replaced:
+    if not replaced:
         below = points(left + np.max(floor, axis=0), zero)
 
     def one(
         above: tuple[Pair, Pair], below: tuple[Pair, Pair], cut: Array
     ) -> LossNodes:
-        (w, element), nothing = above, np.zeros_like(floor)
-        end = ratios.upper((w[0][-1:], np.zeros_like(w[0][:1])))
-        upper = ratios.upper(w)
-        if ratios.replaced:
-            # Losses y with P's density, and -y with Q's.
-            both = [_Piece(upper, element, nothing, zero + k) for k in range(2)]
-            return _gathered(both, end, ratios, cut)
-        w, (re, im) = below
-        last = ratios.lower((w[0][-1:], np.zeros_like(w[0][:1])))
-        ends = Ratio(
-            *(
-                (np.hstack([a, b]), np.hstack([angle, other]))
-                for (a, angle), (b, other) in zip(end, last, strict=True)
-                if angle is not None and other is not None
-            )
-        )
-        # The mirror image of the path, traversed backwards.
-        lower = ratios.lower((w[0], -w[1]))
-        pieces = [
-            _Piece(upper, element, nothing, backward),
-            _Piece(lower, (re, -im), nothing, backward),
-        ]
-        return _gathered(pieces, ends, ratios, cut)
+        (w, element), upper = above, ratios.upper(above[0])
+        ends = [ratios.upper((w[0][-1:], None))]
+        # Losses y with P's density, and if replaced -y with Q's.
+        pieces, sign = [(upper, element, backward)], 1 - 2 * backward
+        if replaced:
+            pieces, sign = [(upper, element, zero + k) for k in range(2)], 1.0
+        else:
+            w, (re, im) = below
+            ends.append(ratios.lower((w[0][-1:], None)))
+            # The mirror image of the path, traversed backwards.
+            pieces.append((ratios.lower((w[0], -w[1])), (re, -im), backward))
+        log_weight = ratios.parts.log_weight[:, None]
+        found = [_weighted(*piece, log_weight, cut) for piece in pieces]
+        a, b, c, d = map(np.concatenate, zip(*found, strict=True))
+        forward = 1.0 if replaced else 1 - backward
+        loss = np.hstack([end.loss[0] for end in ends])
+        density = np.hstack([end.log_density()[0] for end in ends])
+        density = np.maximum(density + forward * loss + log_weight, cut)
+        loss, density = (x.reshape(-1, s.size) for x in (sign * loss, density))
+        return collected((a, b), (c, d), density, loss)
 
-    return map_first(one, above, below, rule.log_cut)
+    return _shortened(map_first(one, above, below, log_cut))
 
 
 def _ends(ratios: Ratios, log_cut: Array) -> tuple[Array, Array]:
     """Returns (V, n) points, left and right, where densities fall to the cuts."""
-    parts, js = ratios.parts, ratios.terms.numbers * ratios.parts.shift
-    weight = parts.log_weight + parts.log_some + ratios.terms.log_shares
+    parts, js = ratios.parts, ratios.numbers * ratios.parts.shift
+    weight = parts.log_weight + parts.log_some + ratios.log_shares
     weight = weight + 0.5 * js * js
 
     def one(log_cut: Array) -> Array:
@@ -411,57 +338,18 @@ def _ends(ratios: Ratios, log_cut: Array) -> tuple[Array, Array]:
     return reach, np.maximum(reach, map_first(one, log_cut))
 
 
-def _enough(num_nodes: int, length: Array, s: Array) -> int:
-    """Returns a number of nodes with the rule's density, for a line of any length."""
-    longer = np.max(length * np.maximum(s, 1.0)) / _USUAL_LENGTH
-    return int(num_nodes * np.clip(longer, 1.0, _MOST_DENSE))
-
-
-def _rise(kink: Array, s: Array) -> Array:
-    """Returns where paths may rise: after the kink, or never if zeros are low."""
-    return np.where(_ANGLE / s < _TOP, NOWHERE, kink)
-
-
-def _gathered(
-    pieces: list[_Piece], ends: Ratio, ratios: Ratios, log_cut: Array
-) -> LossNodes:
-    """Returns the nodes of all components, (K, n); those without weight come last."""
-    log_weight = ratios.parts.log_weight
-    losses, weights = [], []
-    for piece in pieces:
-        loss, weight = _weighted(piece, log_weight, log_cut)
-        losses.append(loss)
-        weights.append(weight)
-    loss, weight = (
-        (np.concatenate(list(map(_flat, re))), np.concatenate(list(map(_flat, im))))
-        for re, im in (zip(*losses, strict=True), zip(*weights, strict=True))
-    )
-    sign, forward = 1 - 2 * pieces[-1].backward, 1 - pieces[-1].backward
-    if ratios.replaced:
-        sign, forward = 1.0, 1.0
-    density = ends.log_density()[0] + forward * ends.loss[0] + log_weight[:, None]
-    density = np.maximum(density, log_cut)
-    return collected(loss, weight, _flat(density), _flat(sign * ends.loss[0]))
-
-
-def _weighted(piece: _Piece, log_weight: Array, log_cut: Array) -> tuple[Pair, Pair]:
-    """Returns losses and weights of a piece, (C, K, n); 0 below the cut."""
-    re, im = piece.ratio.loss
+def _weighted(
+    ratio: Ratio, element: Pair, backward: Array, log_weight: Array, log_cut: Array
+) -> list[Array]:
+    """Returns (C K, n) parts of losses and weights on a path; 0 below the cut."""
+    re, im = ratio.loss
     assert im is not None  # paths lie in the plane
-    im = np.unwrap(im, axis=1)
-    turns = np.round((piece.angle[:, None] - im[:, :1]) / (2 * math.pi))
-    im = im + 2 * math.pi * turns
-    size, angle = piece.ratio.log_density()
-    size = size + log_weight[:, None]
-    found = weighted((re, im), (size, angle), piece.element, piece.backward)
-    counts = size + (1 - piece.backward) * re > log_cut
-    a, b, c, d = (np.where(counts, part, 0.0) for pair in found for part in pair)
-    return (a, b), (c, d)
-
-
-def _flat(a: Array) -> Array:
-    """Reshapes (C, K, n) to (C K, n)."""
-    return a.reshape(-1, a.shape[-1])
+    size, angle = ratio.log_density()
+    size = size + log_weight
+    pairs = weighted((re, np.unwrap(im, axis=1)), (size, angle), element, backward)
+    counts = size + (1 - backward) * re > log_cut
+    found = (np.where(counts, part, 0.0) for pair in pairs for part in pair)
+    return [part.reshape(-1, part.shape[-1]) for part in found]
 
 
 def _shortened(nodes: LossNodes) -> LossNodes:

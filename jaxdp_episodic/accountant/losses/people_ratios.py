@@ -75,23 +75,29 @@ class Components(NamedTuple):
 
     def log_shares(self, j: Array) -> Array:
         """Returns ``log(b_j / p) - j² s² / 2``; j has one further axis in front."""
-        share = self._one_of_equals()._log_chances(j) - 0.5 * (j * self.shift) ** 2
+        counts, rests = self.count, self.log_rest
+        if self.shift.ndim:
+            # Computed for the first setting alone if all have these counts and rates.
+            count, rest = counts[..., :1], rests[..., :1]
+            if np.all(counts == count) and np.all(rests == rest):
+                counts, rests = count, rest
+        kept = np.minimum(j, counts)
+        more = counts - kept
+        share = log_binomial(counts + 0 * j, kept) + kept * np.log(-np.expm1(rests))
+        share = share + np.where(more > 0, more * rests, 0.0)
+        # p without `sampled_together`, whose rate is a factor of every b_j.
+        share = share - np.log(-np.expm1(np.maximum(counts * rests, LOG_ZERO)))
+        share = share - 0.5 * (j * self.shift) ** 2
         return np.where(j <= self.count, np.maximum(share, LOG_ZERO), LOG_ZERO)
 
-    def _log_chances(self, j: Array) -> Array:
-        """Returns ``log(b_j / p)`` for j up to the counts."""
-        kept = np.minimum(j, self.count)
-        rest = self.count - kept
-        log_left, log_rate = self.log_rest, np.log(-np.expm1(self.log_rest))
-        share = log_binomial(self.count + 0 * j, kept) + kept * log_rate
-        share = share + np.where(rest > 0, rest * log_left, 0.0)
-        # p without `sampled_together`, whose rate is a factor of every b_j.
-        return share - np.log(-np.expm1(np.maximum(self.count * log_left, LOG_ZERO)))
+    def numbers(self) -> Array:
+        """Returns all j, with one further axis in front."""
+        j = np.arange(1.0, np.max(self.count, initial=1.0) + 1)
+        return j.reshape(-1, *(1,) * self.count.ndim)
 
     def halves(self, cover: Array, *, replaced: bool) -> tuple[Half, ...]:
         """Pairs of all components: ``B^-`` becomes ``B^+`` with probability e."""
-        j = np.arange(1.0, np.max(self.count, initial=1.0) + 1)
-        j = j.reshape(-1, *(1,) * self.count.ndim)
+        j = self.numbers()
         js = j * self.shift + 0 * self.count
         mass = np.maximum(self.log_shares(j) + 0.5 * js * js + self.log_some, LOG_ZERO)
         log_e, rest = np.log(cover), log_rest(cover)
@@ -101,74 +107,6 @@ class Components(NamedTuple):
             return (Half("turn", -js, js, move, none, mass, none, kept),)
         up = Half.rising(js, move, at_zero, none, -js, kept)
         return up, Half("fall", -js, js[:0], move, none, mass, at_zero, kept)
-
-    def floors(self, *, replaced: bool) -> Array:
-        """Returns where the losses are 0: at 0, or where ``B^+`` crosses N(0)."""
-        if replaced:
-            return np.zeros_like(self.log_some)
-        half = self.halves(np.ones_like(self.shift), replaced=False)[0]
-        return half.place(np.zeros_like(half.q_zero))
-
-    def place_of_ratio(self, v: Array) -> Array:
-        """Returns the x where ``B^+`` is ``e^v B^-``, v >= 0."""
-        half = self.halves(np.ones_like(self.shift), replaced=True)[0]
-        return half.place(v + np.zeros_like(half.q_zero))
-
-    def _one_of_equals(self) -> Components:
-        """Returns the first setting alone, if all counts and rates are the same."""
-        if self.shift.ndim == 0:
-            return self
-        first = Components(*(a[..., :1] for a in self))
-        same = np.all(self.count == first.count) and np.all(
-            self.log_rest == first.log_rest
-        )
-        return first if same else self
-
-
-class Terms(NamedTuple):
-    """The terms j of the sums over a component's number of contributions."""
-
-    numbers: Array  # (J, 1, ...) from 1 on
-    shift: Array  # s
-    log_shares: Array  # (J, C, ...); see `Components.log_shares`
-
-    @classmethod
-    def all_of(cls, parts: Components) -> Terms:
-        """All terms of the components."""
-        j = np.arange(1.0, np.max(parts.count, initial=1.0) + 1)
-        j = j.reshape(-1, *(1,) * parts.count.ndim)
-        return cls(j, parts.shift, parts.log_shares(j))
-
-    def up_to(self, x: Array) -> Terms:
-        """The terms that are not negligible at x or left of it, or beyond it."""
-        js = self.numbers * self.shift
-        kept = 1
-        # As densities at x, and as probabilities.
-        for term in (self.log_shares + js * x, self.log_shares + 0.5 * js * js):
-            # NaN is not negligible.
-            counts = ~(term <= np.max(term, axis=0) - NEGLIGIBLE)
-            rows = np.any(counts, axis=tuple(range(1, term.ndim)))
-            kept = int(np.max(np.flatnonzero(rows) + 1, initial=kept))
-        return Terms(self.numbers[:kept], self.shift, self.log_shares[:kept])
-
-    @property
-    def last(self) -> int:
-        """The largest j."""
-        return len(self.numbers)
-
-    def log_ratio(self, x: Array) -> tuple[Array, Array]:
-        """Returns ``log(B^+ / N(0))`` without b_0 at x, (C, ...), and the mean of j."""
-        s, j, share = self.shift, self.numbers, self.log_shares
-        terms = share + j * s * x
-        value = logsumexp(terms)
-        mean = np.sum(np.exp(terms - value) * j, axis=0)
-        reach = self.last * s * (np.abs(x) + 0.5 * self.last * s)
-        small = reach < _SMALL_TILT
-        if not np.any(small):
-            return value, mean
-        tilt = np.where(small, j * s * (np.where(small, x, 0.0) - 0.5 * j * s), 0.0)
-        near = np.sum(np.exp(share + 0.5 * (j * s) ** 2) * np.expm1(tilt), axis=0)
-        return np.where(small, np.log1p(near), value), mean
 
 
 # Sums over j are matrix products, with each node's largest term scaled to 1.
@@ -193,16 +131,15 @@ Points = tuple[Array, Array | None]
 
 def power(w: Points, slope: Array) -> Factor:
     """Returns ``e^{slope w}``."""
-    angle = None if w[1] is None else slope * w[1]
     exponent = slope * w[0]
-    if angle is None:
+    if w[1] is None:
         return Factor(exponent, np.ones_like(exponent))
-    return Factor(exponent, *cos_sin(angle))
+    return Factor(exponent, *cos_sin(slope * w[1]))
 
 
-def gained(w: Points, slope: Array, offset: Array | float = 0.0) -> Factor:
-    """Returns ``e^{slope w - offset} - 1`` without cancellation near 0."""
-    tilt = slope * w[0] - offset
+def gained(w: Points, slope: Array) -> Factor:
+    """Returns ``e^{slope w} - 1`` without cancellation near 0."""
+    tilt = slope * w[0]
     exponent = np.maximum(tilt, 0.0)
     if w[1] is None:
         return Factor(
@@ -237,36 +174,26 @@ def turned(w: Points, slope: Array) -> Factor:
 
 
 def log_products(
-    exponent: Array, factor: Factor, *, is_rough: bool = False
-) -> tuple[Array, Array | None]:
+    exponent: np.ndarray, factor: Factor, *, is_rough: bool = False
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the logarithms of ``sum_j e^exponent factor``, (C, K, n)."""
-    peak, re, im = _as_product(exponent, factor, is_rough=is_rough)
-    if im is None:
-        return peak + np.log(np.maximum(re, _TINY)), None
-    size = np.maximum(np.hypot(re, im), _TINY)
-    return peak + np.log(size), np.arctan2(im, re)
-
-
-def _as_product(
-    exponent: np.ndarray, factor: Factor, *, is_rough: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Returns the logarithms of scales, and the sums divided by them."""
     column = np.max(exponent, axis=1, keepdims=True)
     left = np.exp(exponent - column).transpose(2, 1, 0)
     scaled = column + factor.exponent
-    peak = np.max(scaled, axis=0)
-    grown = np.exp(scaled - peak)
+    top = np.max(scaled, axis=0)
+    grown = np.exp(scaled - top)
     parts = [part for part in (factor.re, factor.im) if part is not None]
     # (n, C, J) by (n, J, K) to (C, K, n)
     found = [in_blocks(left, (grown * part).transpose(2, 0, 1)) for part in parts]
-    found = [np.ascontiguousarray(part.transpose(1, 2, 0)) for part in found]
-    size = np.abs(found[0]) if len(found) == 1 else np.hypot(*found)
-    poor = size < _LEAST_SUM
-    peak = np.broadcast_to(peak, found[0].shape)
+    re, *im = found = [np.ascontiguousarray(a.transpose(1, 2, 0)) for a in found]
+    poor = (np.hypot(re, im[0]) if im else np.abs(re)) < _LEAST_SUM
+    peak = np.broadcast_to(top, re.shape)
     if np.any(poor) and not is_rough:
         peak = peak.copy()
         _sum_again(np.argwhere(poor), exponent, factor, parts, (peak, *found))
-    return peak, found[0], found[1] if len(found) > 1 else None
+    if not im:
+        return peak + np.log(np.maximum(re, _TINY)), None
+    return peak + np.log(np.maximum(np.hypot(re, im[0]), _TINY)), np.arctan2(im[0], re)
 
 
 def _sum_again(
@@ -316,7 +243,8 @@ class Ratios:
     """The components of n settings, with the terms of their sums."""
 
     parts: Components  # (C, n) components
-    terms: Terms  # the j of their sums
+    numbers: Array  # (J, 1, 1) the j of their sums, from 1 on
+    log_shares: Array  # (J, C, n); see `Components.log_shares`
     cover: Array  # (n,) e
     floor: Array  # (C, n) where P/Q = 1; distances w are measured from it
     replaced: bool  # whether Q is ``B^-``
@@ -325,27 +253,41 @@ class Ratios:
 
     @classmethod
     def of(cls, parts: Components, cover: Array, *, replaced: bool) -> Self:
-        """Computes terms and floors."""
-        terms, floor = Terms.all_of(parts), parts.floors(replaced=replaced)
-        covers = bool(np.any(cover < 1))
-        return cls(parts, terms, cover, floor, replaced, covers)
+        """Computes terms and floors: 0, or where ``B^+`` crosses N(0)."""
+        floor, j = np.zeros_like(parts.log_some), parts.numbers()
+        if not replaced:
+            floor = parts.halves(np.ones_like(cover), replaced=False)[0].place(floor)
+        shares, covers = parts.log_shares(j), bool(np.any(cover < 1))
+        return cls(parts, j, shares, cover, floor, replaced, covers)
 
     def take(self, rows: np.ndarray) -> Self:
         """Selects settings."""
-        shift, log_shares = (a[..., rows] for a in self.terms[1:])
         return dataclasses.replace(
             self,
             parts=Components(*(a[..., rows] for a in self.parts)),
-            terms=self.terms._replace(shift=shift, log_shares=log_shares),
+            log_shares=self.log_shares[..., rows],
             cover=self.cover[rows],
             floor=self.floor[:, rows],
         )
 
     def up_to(self, w: Array) -> Self:
-        """Keeps the terms that matter up to distances w, (n,)."""
-        x = w + np.max(self.floor, axis=0)
-        terms = self.terms.up_to(x + 0 * self.floor)
-        return dataclasses.replace(self, terms=terms)
+        """Keeps the terms that matter at distances up to w, (n,), or beyond."""
+        x = w + np.max(self.floor, axis=0) + 0 * self.floor
+        js, kept = self.numbers * self.parts.shift, 1
+        # As densities at x, and as probabilities.
+        for term in (self.log_shares + js * x, self.log_shares + 0.5 * js * js):
+            # NaN is not negligible.
+            counts = ~(term <= np.max(term, axis=0) - NEGLIGIBLE)
+            rows = np.any(counts, axis=(1, 2))
+            kept = int(np.max(np.flatnonzero(rows) + 1, initial=kept))
+        return dataclasses.replace(
+            self, numbers=self.numbers[:kept], log_shares=self.log_shares[:kept]
+        )
+
+    @property
+    def last(self) -> int:
+        """The largest j."""
+        return len(self.numbers)
 
     def upper(self, w: Points) -> Ratio:
         """Returns the `Ratio` at ``floor + w``, Re w >= 0, (K, n)."""
@@ -356,11 +298,13 @@ class Ratios:
         rough = self.is_rough and bool(np.all(apart < _MOST_APART))
         if self.replaced:
             rise = self._sum(0.0, turned, w)
-            base = self._mixture(0.0, -1.0, w)
+            base = self._mixture(0.0, w)
         else:
             rise = self._sum(self.floor * s, gained, w, is_rough=rough)
-            # At least e N(0), next to which a rough sum is negligible.
-            base = self._mixture(-self.floor * s, -1.0, w, is_rough=rough)
+            base = x
+            if self.covers:
+                # At least e N(0), next to which a rough sum is negligible.
+                base = self._mixture(-self.floor * s, w, is_rough=rough)
             base = self._base(base)
         return Ratio(_add(0.0 * x[0], _less(rise, base, -log_e)), base, x)
 
@@ -369,7 +313,7 @@ class Ratios:
         s = self.parts.shift
         x = self._at((-w[0], None if w[1] is None else -w[1]))
         fall = self._sum(self.floor * s, shrunk, w)
-        own = self._mixture(self.floor * s, -1.0, w)
+        own = self._mixture(self.floor * s, w)
         base = self._base(own)
         log_v = _less(fall, base, -np.log(self.cover))
         far = _less(own, base)
@@ -382,26 +326,19 @@ class Ratios:
         loss = tuple(np.where(small, a, b) for a, b in zip(near, far, strict=True))
         return Ratio((loss[0], loss[1]), base, x)
 
-    def whole(self, x: Points) -> Ratio:
-        """Returns the `Ratio` at x, (K, n), if e = 1 everywhere and Q is N(0)."""
-        s, log_some = self.parts.shift, self.parts.log_some[:, None]
-        js = self.terms.numbers * s
-        height = 0.5 * js * js
-        near = log_products(self.terms.log_shares + height, gained(x, js, height))
-        far = self._mixture(0.0, 1.0, x)
-        small = near[0] + log_some < math.log(_LARGEST_NEAR)
-        bounded = np.where(small, near[0] + log_some, -1.0)
-        zero = np.zeros_like(bounded)
-        if near[1] is None:
-            raise NotImplementedError
-        one = log_add_complex(zero, (bounded, near[1]))
-        loss = tuple(np.where(small, a, b) for a, b in zip(one, far, strict=True))
-        wide = x[0] + zero, None if x[1] is None else x[1] + zero
-        return Ratio((loss[0], loss[1]), (zero, zero), wide)
-
     def mean_at(self, x: Array) -> Array:
         """Returns the mean of j under ``B^+`` at real x, (C, n)."""
-        value, mean = self.terms.log_ratio(x + np.zeros_like(self.floor))
+        s, j, share = self.parts.shift, self.numbers, self.log_shares
+        x = x + np.zeros_like(self.floor)
+        terms = share + j * s * x
+        value = logsumexp(terms)
+        mean = np.sum(np.exp(terms - value) * j, axis=0)
+        reach = self.last * s * (np.abs(x) + 0.5 * self.last * s)
+        small = reach < _SMALL_TILT
+        if np.any(small):
+            tilt = np.where(small, j * s * (np.where(small, x, 0.0) - 0.5 * j * s), 0.0)
+            near = np.exp(share + 0.5 * (j * s) ** 2) * np.expm1(tilt)
+            value = np.where(small, np.log1p(np.sum(near, axis=0)), value)
         gap = self.parts.log_none - self.parts.log_some - value
         return mean / (1 + np.exp(np.minimum(gap, 700.0)))
 
@@ -413,11 +350,11 @@ class Ratios:
             # For a binomial distribution with more weight at 0, zeros may lie as low as
             # where all terms first fill a half-plane, at any real part.
             hidden = self.parts.is_hidden
-            turn = np.where(hidden, self.terms.last * s, s)
-            return np.where(hidden, NOWHERE, 0.0), turn
+            return np.where(hidden, NOWHERE, 0.0), np.where(hidden, self.last * s, s)
         odds = log_rest(self.cover) - np.log(self.cover)
         some = odds > 0
-        kink = self.parts.place_of_ratio(np.where(some, odds, 0.0))
+        pair = self.parts.halves(np.ones_like(s), replaced=True)[0]
+        kink = pair.place(np.where(some, odds, 0.0) + np.zeros_like(self.floor))
         kink = np.maximum(np.where(some, kink, 0.0), self.floor)
         mean = 0.5 * np.max(self.mean_at(kink) + self.mean_at(-self.floor), axis=0)
         turn = np.where(self.cover < 1, np.maximum(mean, 1.0), 1.0)
@@ -432,30 +369,29 @@ class Ratios:
         self, tilt: Array | float, factor, w: Points, *, is_rough: bool = False
     ) -> Points:
         """Log of ``p sum_j b_j / p e^{j tilt - j² s² / 2} factor(w, j s)``."""
-        j = self.terms.numbers
-        exponent = self.terms.log_shares + j * tilt
-        factors = factor(w, j * self.parts.shift)
+        exponent = self.log_shares + self.numbers * tilt
+        factors = factor(w, self.numbers * self.parts.shift)
         found = log_products(exponent, factors, is_rough=is_rough)
         return found[0] + self.parts.log_some[:, None], found[1]
 
     def _mixture(
-        self, tilt: Array | float, sign: float, w: Points, *, is_rough: bool = False
+        self, tilt: Array | float, w: Points, *, is_rough: bool = False
     ) -> Points:
-        """Returns the log of ``B^±`` over N(0): `_sum` of ``e^{± j s w}``, and b_0."""
+        """Returns the log of ``b_0`` plus `_sum` of ``e^{-j s w}``."""
+
+        def falling(w: Points, slope: Array) -> Factor:
+            return power(w, -slope)
+
         return _add(
-            self.parts.log_none[:, None],
-            self._sum(
-                tilt, lambda w, slope: power(w, sign * slope), w, is_rough=is_rough
-            ),
+            self.parts.log_none[:, None], self._sum(tilt, falling, w, is_rough=is_rough)
         )
 
     def _base(self, mixture: Points) -> Points:
-        """Returns the log of ``e N(0) + (1 - e)`` times the mixture."""
+        """Returns the log of ``e N(0) + (1 - e)`` times the mixture, if any e < 1."""
+        re, im = mixture
         if not self.covers:
-            zero = mixture[0] * 0.0
-            return zero, None if mixture[1] is None else zero
-        share = log_rest(self.cover)
-        return _add(np.log(self.cover), (mixture[0] + share, mixture[1]))
+            return re * 0.0, None if im is None else im * 0.0
+        return _add(np.log(self.cover), (re + log_rest(self.cover), im))
 
 
 def _add(first: Array, second: Points) -> Points:

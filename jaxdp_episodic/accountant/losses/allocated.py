@@ -169,9 +169,18 @@ class FinitePair(NamedTuple):
     def tails(self, u: np.ndarray) -> np.ndarray:
         """Returns the four rows of `Profile.log_tails` at u, (m,)."""
         inner = np.minimum(inner_exponent(u, np.float64(self.rate)), 1e300)
+        inner = u if self.rate >= 1 else inner
         found = []
-        for rows in (self.forward, self.backward):
-            tails = tails_between(u if self.rate >= 1 else inner, *rows)
+        for loss, profile, weight in (self.forward, self.backward):
+            # Profiles are linear in e^u between losses.
+            above = np.searchsorted(loss, inner, side="right")
+            beyond = above == len(loss)
+            above = np.minimum(above, len(loss) - 1)
+            gap = np.minimum(inner - loss[above], 0.0)
+            with np.errstate(divide="ignore"):
+                value = np.log(profile[above] - weight[above] * np.expm1(gap))
+                tail = np.log(weight[above]) + gap
+            tails = np.where(beyond, -np.inf, value), np.where(beyond, -np.inf, tail)
             found += drawn_tails(tails, u, np.float64(self.rate))
         return np.stack(found)
 
@@ -187,19 +196,6 @@ class FinitePair(NamedTuple):
         masses += np.bincount(cell + 1, mass * share, len(few))
         kept = masses > 0
         return np.log(few[kept]), (masses * few)[kept]
-
-
-def tails_between(u: np.ndarray, *rows: np.ndarray) -> Tails:
-    """Returns tails at u, (m,): profiles are linear in e^u between losses."""
-    loss, profile, scaled = rows
-    above = np.searchsorted(loss, u, side="right")
-    beyond = above == len(loss)
-    above = np.minimum(above, len(loss) - 1)
-    gap = np.minimum(u - loss[above], 0.0)
-    with np.errstate(divide="ignore"):
-        value = np.log(profile[above] - scaled[above] * np.expm1(gap))
-        tail = np.log(scaled[above]) + gap
-    return np.where(beyond, -np.inf, value), np.where(beyond, -np.inf, tail)
 
 
 @dataclass(frozen=True)

@@ -64,12 +64,8 @@ def sum_excess(
     direction: str, order: np.ndarray, s: float, t: float, j: float
 ) -> np.ndarray:
     """Returns ``log(E W^{1+z} - 1)``, backward of W^-z, and two derivatives; (3, m)."""
-
-    def excess(z: np.ndarray) -> np.ndarray:
-        one = _excess_below if direction == "backward" else _excess_above
-        return one(z, s, t, j) + _ROUNDING
-
-    return _with_slopes(excess, order)
+    one = _excess_below if direction == "backward" else _excess_above
+    return _with_slopes(lambda z: one(z, s, t, j) + _ROUNDING, order)
 
 
 def antipodal_excess(
@@ -77,7 +73,20 @@ def antipodal_excess(
 ) -> np.ndarray:
     """Returns the log-excess of ``r D_t(1 + (g-1)/r)`` and two derivatives; (3, m)."""
     del direction
-    return _with_slopes(lambda z: _antipodal_excess(z, r, s, t, j), order)
+
+    def excess(z: np.ndarray) -> np.ndarray:
+        """Interpolates bounds at whole orders; at most ``r (M - 1)``, M of 2s."""
+        found = np.full(z.shape, np.inf)
+        known = z <= _SIZES[-1] - 1
+        if np.any(known):
+            # As many moments as needed, rounded up to a few sizes.
+            size = next(k for k in _SIZES if k > z[known].max())
+            bounds = _drawn_moments(r, s, t, j, size)
+            found[known] = log_expm1(np.interp(z[known], *bounds))
+        most = math.log(r) + log_expm1(2 * s * s * z * (1 + z))
+        return np.minimum(found, most) + _ROUNDING
+
+    return _with_slopes(excess, order)
 
 
 def _with_slopes(
@@ -124,9 +133,14 @@ def _excess_above(z: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
     above = z >= 1
     result[above] = log_expm1(_chord(1 + z[above], whole))
     between = above & (z < _MOST_BETWEEN - 1) & (z != np.floor(z))
+    most = most_orders(s, _MOST_BETWEEN + 1, tilted=True)
     for i in np.flatnonzero(between).tolist():
-        value = _log_moment_between(1 + z[i], s, t, j)
-        result[i] = min(result[i], float(log_expm1(np.array(value))))
+        # E W^alpha as an integral of E W^n e^{-pW}.
+        n = math.ceil(1 + z[i]) + 1
+        if n <= most:
+            tilted = _tilted(t, j, s, most, of_other=False)
+            value = tilted.log_moments_of([n], [n - (1 + z[i])]) + _ERROR
+            result[i] = min(result[i], float(log_expm1(value)[0]))
     return np.minimum(result, log_expm1(0.5 * s * s * z * (1 + z)))
 
 
@@ -161,32 +175,6 @@ def _whole_excess(n: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
             drawn = np.expm1(j * np.logaddexp(0.0, log_excess))
             result[far] = np.minimum(drawn, np.expm1(0.5 * s * s * z * (1 + z)))
     return result
-
-
-def _log_moment_between(alpha: float, s: float, t: float, j: float) -> float:
-    """Returns ``log E W^alpha`` by integrating ``E W^n e^{-pW}``; inf out of range."""
-    most = most_orders(s, _MOST_BETWEEN + 1, tilted=True)
-    n = math.ceil(alpha) + 1
-    if most < n:
-        return math.inf
-    tilted = _tilted(t, j, s, most, of_other=False)
-    (value,) = tilted.log_moments_of([n], [n - alpha])
-    return value + _ERROR
-
-
-def _antipodal_excess(
-    z: np.ndarray, r: float, s: float, t: float, j: float
-) -> np.ndarray:
-    """Interpolates bounds at whole orders; at most ``r (M - 1)``, M of a shift 2s."""
-    found = np.full(z.shape, np.inf)
-    known = z <= _SIZES[-1] - 1
-    if np.any(known):
-        # As many moments as needed, rounded up to a few sizes.
-        size = next(k for k in _SIZES if k > z[known].max())
-        bounds = _drawn_moments(r, s, t, j, size)
-        found[known] = log_expm1(np.interp(z[known], *bounds))
-    most = math.log(r) + log_expm1(2 * s * s * z * (1 + z))
-    return np.minimum(found, most) + _ROUNDING
 
 
 @functools.lru_cache(_CACHED)

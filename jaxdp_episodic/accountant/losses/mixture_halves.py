@@ -453,7 +453,18 @@ class Sheet(NamedTuple):
     def at(self, x: Pair, kinks: Array) -> tuple[Pair, Pair]:
         """Returns the logs of P/Q, and of Q over N(0), at complex (..., n) points."""
         xp = namespace(x[0])
-        whole, base = zip(*self._log_sums(x, kinks), strict=True)
+        # The logs of both densities over that of N(0), (2, ..., n).
+        centers, weight = (
+            _wide(a, x[0], 2) for a in (self.centers[:, None], self.weights)
+        )
+        has = weight > 0.5 * LOG_ZERO
+        last = xp.max(xp.where(has, centers, -xp.inf), axis=0)
+        terms = xp.where(has, weight + centers * (x[0] - 0.5 * centers), LOG_ZERO)
+        most = xp.max(terms, axis=0)
+        common = xp.where(x[0] > _wide(kinks, x[0]), last * x[1], 0.0)
+        parts = polar(terms - most, centers * x[1] - common)
+        re, im = log_complex(*(xp.sum(a, axis=0) for a in parts))
+        whole, base = zip(re + most, im + common, strict=True)
         start, end, move = (_wide(a, x[0]) for a in self.moves)
         tilt = (end - start) * (x[0] - 0.5 * (end + start)), (end - start) * x[1]
         # e^a - e^b as the larger one times expm1. The angle may be exactly 0.
@@ -470,22 +481,6 @@ class Sheet(NamedTuple):
             xp.where(small, a, b - c) for a, b, c in zip(near, whole, base, strict=True)
         )
         return tuple(loss), base
-
-    def _log_sums(self, x: Pair, kinks: Array) -> Pair:
-        """Returns the logs of P's and Q's densities over that of N(0), (2, ..., n)."""
-        xp = namespace(x[0])
-        centers, weight = (
-            _wide(a, x[0], 2) for a in (self.centers[:, None], self.weights)
-        )
-        has = weight > 0.5 * LOG_ZERO
-        last = xp.max(xp.where(has, centers, -xp.inf), axis=0)
-        tilts = centers * (x[0] - 0.5 * centers)
-        terms = xp.where(has, weight + tilts, LOG_ZERO)
-        most = xp.max(terms, axis=0)
-        common = xp.where(x[0] > _wide(kinks, x[0]), last * x[1], 0.0)
-        parts = polar(terms - most, centers * x[1] - common)
-        re, im = log_complex(*(xp.sum(a, axis=0) for a in parts))
-        return re + most, im + common
 
     def path(self, above: Array, rule: NodeRule) -> tuple[Pair, ...]:
         """Returns points, weighted dx, losses, and log Q over N(0), each (V, J, n)."""

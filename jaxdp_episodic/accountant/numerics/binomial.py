@@ -100,7 +100,16 @@ def tail_over_mass(
     # even number of steps, from below after an odd one.
     t, n, odds = np.broadcast_arrays(t, n, odds)
     shape = t.shape
-    steps = _num_convergents(t, n, odds).reshape(-1)
+    # About 130 / z² steps are needed, z deviations right of the mean.
+    p = odds / (1 + odds)
+    inside = (t <= n) & (n > 0)
+    spread = np.sqrt(np.maximum(n * p * (1 - p), 1e-300))
+    z = np.where(inside, (t - n * p) / spread, np.inf)
+    with np.errstate(divide="ignore", over="ignore"):
+        wanted = 20 + 200 / np.maximum(z, 1e-3) ** 2
+    exact = np.where(inside, n - t + 2, 1.0)  # where the fraction ends by itself
+    steps = np.minimum(np.minimum(wanted, exact), _MAX_CONVERGENTS).astype(np.int64)
+    steps = steps.reshape(-1) + 1
     steps += steps % 2 if side == "lower" else 1 - steps % 2
     # Sorted by the number of steps, the largest first, so each step updates a slice.
     order = np.argsort(-steps, kind="stable")
@@ -187,15 +196,3 @@ def _deviance(x: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndar
         series = 1 / (k * (k - 1)) - safe * series
     far = x * np.log(x / mean) - deviation
     return np.where(near, mean * safe * safe * series, far)
-
-
-def _num_convergents(t: np.ndarray, n: np.ndarray, odds: np.ndarray) -> np.ndarray:
-    """Returns the steps that each element needs: about 130 / z², z deviations off."""
-    p = odds / (1 + odds)
-    inside = (t <= n) & (n > 0)
-    spread = np.sqrt(np.maximum(n * p * (1 - p), 1e-300))
-    z = np.where(inside, (t - n * p) / spread, np.inf)
-    with np.errstate(divide="ignore", over="ignore"):
-        wanted = 20 + 200 / np.maximum(z, 1e-3) ** 2
-    exact = np.where(inside, n - t + 2, 1.0)  # where the fraction ends by itself
-    return np.minimum(np.minimum(wanted, exact), _MAX_CONVERGENTS).astype(np.int64) + 1

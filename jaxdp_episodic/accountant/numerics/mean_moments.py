@@ -167,7 +167,7 @@ def log_places(
     return u - left, np.log1p(left) + math.log(spacing)
 
 
-def _mode(log_q: np.ndarray, shift: np.ndarray | float) -> np.ndarray:
+def _mode(log_q: np.ndarray, shift: float) -> np.ndarray:
     """Returns the minimum x of ``x²/2 + q e^{-sx - s²/2}``."""
     # Newton's method for w = log(s x): w + e^w = log(s² q) - s²/2 is convex in w.
     goal = log_q + 2 * np.log(shift) - 0.5 * shift * shift
@@ -179,21 +179,14 @@ def _mode(log_q: np.ndarray, shift: np.ndarray | float) -> np.ndarray:
 
 
 def normal_places(
-    shift: np.ndarray | float,
-    low: np.ndarray | float,
-    high: np.ndarray | float,
-    mode: np.ndarray | float,
+    shift: float, low: float, high: float, mode: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns equally spaced x, (..., N), and the normal density times the spacing."""
-    narrow = _NARROW_SPACING / np.sqrt(1 + shift * mode)
-    spacing = np.minimum(np.minimum(_SPACING, _STRIP_SPACING / shift), narrow)
-    spacing = spacing[..., None]
-    low, high = np.asarray(low)[..., None] - WIDE, np.asarray(high)[..., None] + WIDE
-    number = np.ceil((high - low) / spacing)
-    i = np.arange(number.max())
-    x = low + spacing * np.minimum(i, number - 1)
-    density = np.exp(-0.5 * x * x) * (spacing / math.sqrt(2 * math.pi))
-    return x, np.where(i < number, density, 0.0)
+    """Returns equally spaced x, (N,), and the normal density times the spacing."""
+    narrow = _NARROW_SPACING / math.sqrt(1 + shift * mode)
+    spacing = min(_SPACING, _STRIP_SPACING / shift, narrow)
+    low, high = low - WIDE, high + WIDE
+    x = low + spacing * np.arange(math.ceil((high - low) / spacing))
+    return x, np.exp(-0.5 * x * x) * (spacing / math.sqrt(2 * math.pi))
 
 
 def _tilted_moments(
@@ -223,63 +216,49 @@ def _tilted_moments(
     return mass, slope - sign * s * v - 0.5 * s * s, np.maximum(single, 0.0)
 
 
-def log_centred_transform(log_q: np.ndarray, shift: np.ndarray | float) -> np.ndarray:
-    """Returns ``log log E e^{-q (A - 1)}`` at q < e^FAR, (..., P), for shifts (...)."""
-    mode = _mode(np.full(np.shape(shift), FAR), shift)
+def log_centred_transform(log_q: np.ndarray, shift: float) -> np.ndarray:
+    """Returns ``log log E e^{-q (A - 1)}`` at q < e^FAR, (P,)."""
+    mode = float(_mode(np.array(FAR), shift))
     # The factor A² moves the density by 2s.
     x, density = normal_places(shift, -mode, 2 * shift, mode)
-    s = np.asarray(shift)[..., None]
-    away = np.expm1(s * x - 0.5 * s * s)
+    away = np.expm1(shift * x - 0.5 * shift * shift)
     # E e^-y - 1 = E (e^-y - 1 + y) with y = q (A - 1), summed over q².
-    q, weight = np.exp(np.minimum(log_q, FAR)), (away * away * density)[..., None]
+    q, weight = np.exp(np.minimum(log_q, FAR)), (away * away * density)[:, None]
     size, each = np.empty(log_q.shape), max(_CACHED // away.size, 1)
-    for i in range(0, log_q.shape[-1], each):
-        part = np.s_[..., i : i + each]
-        ratio = _second_remainder(q[part][..., None] * away[..., None, :])
-        size[part] = in_blocks(ratio, weight)[..., 0]
+    for i in range(0, log_q.size, each):
+        y = q[i : i + each, None] * away
+        small = np.abs(y) < 0.02
+        z = y[small]
+        y[small] = 1.0
+        ratio = np.expm1(-y)
+        ratio += y
+        y *= y
+        ratio /= y
+        ratio[small] = 1 / 2 - z * (1 / 6 - z * (1 / 24 - z / 120 * (1 - z / 6)))
+        size[i : i + each] = in_blocks(ratio, weight)[:, 0]
     size = np.log(size) + 2 * log_q
     grown = np.log1p(np.exp(np.clip(size, -40.0, 700.0)))
     return np.where(size < -40, size, np.log(grown))
 
 
-def _second_remainder(y: np.ndarray) -> np.ndarray:
-    """Returns ``(e^-y - 1 + y) / y²``; overwrites y."""
-    small = np.abs(y) < 0.02
-    z = y[small]
-    y[small] = 1.0
-    ratio = np.expm1(-y)
-    ratio += y
-    y *= y
-    ratio /= y
-    ratio[small] = 1 / 2 - z * (1 / 6 - z * (1 / 24 - z / 120 * (1 - z / 6)))
-    return ratio
-
-
 def log_excess_transform(
-    log_p: np.ndarray,
-    slots: np.ndarray | float,
-    count: np.ndarray | float,
-    shift: np.ndarray | float,
+    log_p: np.ndarray, slots: float, count: float, shift: float
 ) -> np.ndarray:
-    """Returns ``log(E e^{-pX} - e^{-p})`` at p > 0, (..., P), for settings (...)."""
-    p, log_q = np.exp(log_p), log_p - np.log(slots)[..., None]
-    exponent = np.zeros(log_q.shape)
-    near = np.any(log_q < FAR, axis=tuple(range(log_q.ndim - 1)))
-    centred = log_centred_transform(log_q[..., near], shift)
-    exponent[..., near] = np.log(count)[..., None] + centred
+    """Returns ``log(E e^{-pX} - e^{-p})`` at p > 0, (P,)."""
+    p, log_q = np.exp(log_p), log_p - np.log(slots)
+    far = log_q >= FAR
+    exponent = np.log(count) + log_centred_transform(log_q[~far], shift)
     # log(e^{e^x} - 1), which is x for small e^x.
     grown = np.exp(np.clip(exponent, -40.0, 700.0))
     moderate = np.where(exponent < -40, exponent, grown + np.log(-np.expm1(-grown)))
-    result = moderate - p
-    settings = np.broadcast_arrays(slots, count, shift)
-    for i in np.argwhere(np.any(log_q >= FAR, axis=-1)).tolist():
-        n, t, s = (float(field[*i]) for field in settings)
-        far = log_q[*i] >= FAR
-        mass, _, _ = _tilted_moments(log_q[*i][far], s, 0, 1.0)
-        one = p[*i][far]
-        whole = (t * mass - one * ((n - t) / n)) * (1 - _ROUNDED)
+    result = np.empty(log_p.shape)
+    result[~far] = moderate - p[~far]
+    if np.any(far):
+        mass, _, _ = _tilted_moments(log_q[far], shift, 0, 1.0)
+        one = p[far]
+        whole = (count * mass - one * ((slots - count) / slots)) * (1 - _ROUNDED)
         # e^-p is negligible except with large noise.
-        result[*i, far] = whole + np.log(-np.expm1(-np.maximum(whole + one, 1e-300)))
+        result[far] = whole + np.log(-np.expm1(-np.maximum(whole + one, 1e-300)))
     return result
 
 

@@ -88,8 +88,23 @@ def lay_panels(
             inside = (middle > low[j]) & (middle < high[j])
             wanted = xp.where(inside, density[j], 0.0)
             panels_per_unit = xp.maximum(panels_per_unit, wanted)
-    share = _whole_panels(panels_per_unit * length, length, num_panels)
-    return computed_once(xp, _edges(left, length, share, num_panels))
+    share = panels_per_unit * length
+    # Those of adjoining segments are scaled to add up to an integer.
+    is_gap = (share <= 0) & (length > 0)
+    run = _cumulated(is_gap.astype(share.dtype))
+    if xp is np:
+        run_share = np.sum(np.where(run == run[:, None], share[:, None], 0.0), axis=0)
+    else:
+        run_share = xp.zeros_like(share)
+        for j in range(share.shape[0]):
+            run_share = run_share + xp.where(run == run[j], share[j], 0.0)
+    total = xp.sum(share, axis=0)
+    spare = num_panels - 1 - xp.sum(is_gap, axis=0, dtype=share.dtype)
+    safe_run = xp.where(run_share > 0, run_share, 1.0)
+    safe_total = xp.where(total > 0, total, 1.0)
+    whole = xp.ceil(run_share * (spare / safe_total) * (1 - 1e-12))
+    edges = _edges(left, length, share * (whole / safe_run), num_panels)
+    return computed_once(xp, edges)
 
 
 def _sorted(rows: Array) -> Array:
@@ -105,25 +120,6 @@ def _sorted(rows: Array) -> Array:
     )
     rank = xp.sum(is_before, axis=0, dtype=np.int32)
     return xp.max(xp.where(rank == column, rows, -xp.inf), axis=1)
-
-
-def _whole_panels(share: Array, length: Array, num_panels: int) -> Array:
-    """Scales shares so that those of adjoining segments sum to an integer."""
-    xp = namespace(share, length)
-    is_gap = (share <= 0) & (length > 0)
-    run = _cumulated(is_gap.astype(share.dtype))
-    if xp is np:
-        run_share = np.sum(np.where(run == run[:, None], share[:, None], 0.0), axis=0)
-    else:
-        run_share = xp.zeros_like(share)
-        for j in range(share.shape[0]):
-            run_share = run_share + xp.where(run == run[j], share[j], 0.0)
-    total = xp.sum(share, axis=0)
-    spare = num_panels - 1 - xp.sum(is_gap, axis=0, dtype=share.dtype)
-    safe_run = xp.where(run_share > 0, run_share, 1.0)
-    safe_total = xp.where(total > 0, total, 1.0)
-    whole = xp.ceil(run_share * (spare / safe_total) * (1 - 1e-12))
-    return share * (whole / safe_run)
 
 
 def _edges(

@@ -173,7 +173,9 @@ def _log_difference(x: Array, width: Array, difference: Array) -> Array:
     short = xp.where(narrow & (width > 0), width, 1.0)
     nodes, weights = gauss_legendre(_SLOPE_NODES)
     column = (_SLOPE_NODES,) + (1,) * x.ndim
-    slopes = _mills_slope(x + short * nodes.reshape(column))
+    at = x + short * nodes.reshape(column)
+    scale = 1 / (at + 3 / (at + 3))
+    slopes = polynomial(_MILLS_SLOPE, 1 - 8 / (at + 5)) * scale * scale  # n = -m'
     mean_slope = (slopes * weights.reshape(column)).sum(axis=0)
     integral = xp.log(short) + xp.log(mean_slope)
     return xp.where(narrow, integral, xp.log(xp.where(narrow, 1.0, difference)))
@@ -207,12 +209,6 @@ def saturating_tail(x: Array, width: Array) -> tuple[Array, Array]:
 def _mills_ratio(x: Array) -> Array:
     """Returns ``m(x)`` for x >= -1."""
     return polynomial(_MILLS_RATIO, 1 - 8 / (x + 5)) / (x + 3 / (x + 3))
-
-
-def _mills_slope(x: Array) -> Array:
-    """Returns ``n(x) = -m'(x)`` for x >= -1."""
-    scale = 1 / (x + 3 / (x + 3))
-    return polynomial(_MILLS_SLOPE, 1 - 8 / (x + 5)) * scale * scale
 
 
 def polynomial(coefficients: np.ndarray, x: Array) -> Array:

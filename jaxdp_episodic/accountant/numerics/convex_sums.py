@@ -207,14 +207,6 @@ class _Distribution(NamedTuple):
     place_error: float
 
 
-class _Atoms(NamedTuple):
-    """A distribution before it is moved to lattices."""
-
-    values: np.ndarray
-    masses: np.ndarray
-    base: _Distribution  # everything else
-
-
 class _Plan(NamedTuple):
     """Which bound is wanted, and the spacing of its points; see `_panels`."""
 
@@ -236,10 +228,10 @@ def lognormal_sum(count: int, shift: float, *, above: bool) -> ConvexOrderBound:
     power, total, left = _one_term(plan), None, count
     while left:
         if left % 2:
-            total = power if total is None else _on_places(_added(total, power), plan)
+            total = power if total is None else _on_places(plan, *_added(total, power))
         left //= 2
         if left:
-            power = _on_places(_added(power, power), plan)
+            power = _on_places(plan, *_added(power, power))
     assert total is not None  # count >= 1
     masses = np.concatenate([piece.masses for piece in total.pieces])
     if above:
@@ -329,8 +321,10 @@ def _cut_up(
     return base._replace(pieces=pieces)
 
 
-def _added(a: _Distribution, b: _Distribution) -> _Atoms:
-    """Returns the distribution of ``A + B``, as atoms."""
+def _added(
+    a: _Distribution, b: _Distribution
+) -> tuple[np.ndarray, np.ndarray, _Distribution]:
+    """Returns values and probabilities of ``A + B``, and everything else."""
     parts, operations = added_pieces(a.pieces, None if a is b else b.pieces)
     masses = np.concatenate([part.masses for part in parts])
     kept = masses > 0
@@ -343,25 +337,24 @@ def _added(a: _Distribution, b: _Distribution) -> _Atoms:
         place_error += 2 * rounded
     # The sum is at 0 or infinity if one of the two is: the other's mean goes along.
     means = [float(sum(p.masses @ places_of(p) for p in one.pieces)) for one in (a, b)]
-    return _Atoms(
-        values[kept],
-        masses[kept],
-        _Distribution(
-            a.count + b.count,
-            [],
-            a.lost + b.lost,
-            a.infinite + b.infinite + means[0] * b.lost + means[1] * a.lost,
-            a.mass_error + b.mass_error + rounded,
-            place_error,
-        ),
+    base = _Distribution(
+        a.count + b.count,
+        [],
+        a.lost + b.lost,
+        a.infinite + b.infinite + means[0] * b.lost + means[1] * a.lost,
+        a.mass_error + b.mass_error + rounded,
+        place_error,
     )
+    return values[kept], masses[kept], base
 
 
-def _on_places(atoms: _Atoms, plan: _Plan) -> _Distribution:
+def _on_places(
+    plan: _Plan, values: np.ndarray, masses: np.ndarray, base: _Distribution
+) -> _Distribution:
     """Moves atoms to points, or into cells; negligible ends are left out."""
     # A stable sort makes use of runs that are sorted already.
-    order = np.argsort(atoms.values, kind="stable")
-    values, masses, base = atoms.values[order], atoms.masses[order], atoms.base
+    order = np.argsort(values, kind="stable")
+    values, masses = values[order], masses[order]
     rare = _TRIMMED * base.count / plan.total
     begin = int(np.searchsorted(np.cumsum(masses), rare))
     from_top = np.cumsum((masses * values)[::-1])

@@ -52,7 +52,11 @@ def bounds_between(
         first = max(cell + 2 - size, 0)
         for start in range(first, min(cell, len(points) - size) + 1):
             chosen = slice(start, start + size)
-            basis = _lagrange(points[chosen], x)
+            # Polynomials that are 1 at one of the points, 0 at the others.
+            basis = np.empty((size, len(x)))
+            for i, point in enumerate(points[chosen].tolist()):
+                others = np.delete(points[chosen], i)[:, None]
+                basis[i] = np.prod((x - others) / (point - others), axis=0)
             least = np.where(basis > 0, low[chosen], high[chosen])
             most = np.where(basis > 0, high[chosen], low[chosen])
             slack = _ROUNDING * np.sum(np.abs(basis) * high[chosen], axis=0)
@@ -64,13 +68,6 @@ def bounds_between(
                 value = np.sum(basis * most, axis=0) + slack
                 above = np.fmin(above, value)
     return below, above
-
-
-def _lagrange(points: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Returns (k, m) values of the polynomials that are 1 at one point, 0 at others."""
-    others = [np.delete(points, i)[:, None] for i in range(len(points))]
-    rows = zip(points.tolist(), others, strict=True)
-    return np.stack([np.prod((x - o) / (point - o), axis=0) for point, o in rows])
 
 
 # Cells of the finest lattice over the others': the second one's are twice as wide.
@@ -323,39 +320,33 @@ def sinh_sum(
             break
         power = _on_levels(_added(power, power, plan), plan)
     other = power if total is None else total
-    total = _added(power, other, plan)
-    points, masses = _atoms(total, plan)
-    return _signed(points, masses, total, plan)
+    return _signed(_added(power, other, plan), plan)
 
 
-def _atoms(total: LatticeSum, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """Returns values, increasing, and their probabilities."""
-    values, masses = [], []
+def _signed(total: LatticeSum, plan: Plan) -> SignedSumBound:
+    """Returns the bound that a distribution on lattices, or in cells, is."""
+    rows, parts = [], []
     for piece in total.pieces:
         kept = piece.masses > 0
-        masses.append(piece.masses[kept])
+        parts.append(piece.masses[kept])
         if plan.above:
-            values.append(places_of(piece)[kept])
+            rows.append(places_of(piece)[kept])
         else:
-            mean = moments_of(piece)[kept] / masses[-1]
-            values.append(mean - total.place_error * 2.0**piece.level)
-    points = plan.unit * np.concatenate(values)
+            mean = moments_of(piece)[kept] / parts[-1]
+            rows.append(mean - total.place_error * 2.0**piece.level)
+    points, masses = plan.unit * np.concatenate(rows), np.concatenate(parts)
     order = np.argsort(points, kind="stable")
-    return (points + total.count * plan.center)[order], np.concatenate(masses)[order]
-
-
-def _signed(
-    points: np.ndarray, masses: np.ndarray, total: LatticeSum, plan: Plan
-) -> SignedSumBound:
-    beyond = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
-    gained = np.cumsum((beyond[1:-1] * np.diff(points))[::-1])[::-1]
+    away = total.count * plan.center
+    values = (points + away)[order]
+    beyond = np.append(np.cumsum(masses[order][::-1])[::-1], 0.0)
+    gained = np.cumsum((beyond[1:-1] * np.diff(values))[::-1])[::-1]
     return SignedSumBound(
-        points,
+        values,
         beyond,
         np.append(gained, [0.0, 0.0]),
         plan.unit * total.infinite,
-        total.mass_error + (8 + 4 * len(points)) * UNIT,
-        4 * UNIT * abs(total.count * plan.center),
+        total.mass_error + (8 + 4 * len(values)) * UNIT,
+        4 * UNIT * abs(away),
     )
 
 
@@ -363,26 +354,21 @@ def _added(a: LatticeSum, b: LatticeSum, plan: Plan) -> LatticeSum:
     """Returns the distribution of the sum of two independent ones."""
     parts, operations = added_pieces(a.pieces, None if a is b else b.pieces)
     rounded = UNIT * operations
+    for i, piece in enumerate(parts):
+        whole = piece.masses.sum()
+        if piece.moments is not None and whole > 0:
+            # Renumbers cells so that they lie, on average, where their means are.
+            label = piece.masses @ (piece.first + np.arange(len(piece.masses)))
+            drift = (piece.moments.sum() / 2.0**piece.level - label) / whole
+            parts[i] = piece._replace(first=piece.first + round(float(drift)))
     return LatticeSum(
         a.count + b.count,
-        [_labelled(part) for part in parts],
+        parts,
         a.infinite + b.infinite,
         a.mass_error + b.mass_error + rounded,
         # Means of cells are at most `MEANS` lattices' ends from 0.
         a.place_error + b.place_error + 8 * MEANS * rounded * plan.finest,
     )
-
-
-def _labelled(piece: Piece) -> Piece:
-    """Renumbers cells so that they lie, on average, where their means are."""
-    if piece.moments is None:
-        return piece
-    whole = piece.masses.sum()
-    if not whole > 0:
-        return piece
-    label = piece.masses @ (piece.first + np.arange(len(piece.masses)))
-    drift = (piece.moments.sum() / 2.0**piece.level - label) / whole
-    return piece._replace(first=piece.first + round(float(drift)))
 
 
 def _on_levels(total: LatticeSum, plan: Plan) -> LatticeSum:
@@ -512,7 +498,7 @@ class Node(NamedTuple):
     """A loss u = log g at which D is bounded from both sides."""
 
     u: float
-    below: SignedSumBound  # see `SignedProfile.sums`
+    below: SignedSumBound  # bounds of the distribution of S
     above: SignedSumBound
 
 
@@ -532,15 +518,6 @@ class SignedProfile(NamedTuple):
         idle = self.steps - self.count
         return 2 * np.sinh(0.5 * u) * math.exp(0.5 * self.shift**2) * idle
 
-    def sums(self, u: float, cells: int) -> list[SignedSumBound]:
-        """Returns the lower and the upper bound of the distribution of S."""
-        given = self.count, self.shift, 0.5 * u / self.shift, float(self.threshold(u))
-        return [sinh_sum(*given, above=up, cells=cells) for up in (False, True)]
-
-    def rounding(self, u: float) -> float:
-        """Bounds the relative rounding error of `scale` and `threshold`."""
-        return UNIT * (16 + self.shift**2 + 2 * u)
-
 
 def _cell_bounds(
     nodes: list[Node], cell: int, u: np.ndarray, profile: SignedProfile
@@ -552,7 +529,8 @@ def _cell_bounds(
     """
     count, shift = profile.count, profile.shift
     threshold = profile.threshold(u)
-    rounded = profile.rounding(float(u[-1])) * threshold
+    # Of the scale and the threshold, relatively.
+    rounded = UNIT * (16 + shift**2 + 2 * float(u[-1])) * threshold
     tilt = 0.5 * u / shift
     middle = 0.5 * float(tilt[0] + tilt[-1])
     # Nodes at negative u are the mirror images of those at positive u.
@@ -640,10 +618,12 @@ def _nodes(profile: SignedProfile) -> tuple[list[Node], list[float]]:
     deviation = 2 * shift * math.sqrt(count) / steps
     apart = 2 * shift * _NODE_DISTANCE / math.sqrt(count)
     while True:
-        at = float(profile.threshold(u))
-        node, gains = Node(u, *profile.sums(u, cells)), []
-        for sums, up in ((node.below, False), (node.above, True)):
-            gains.append(float(sums.gain(np.array([at]), above=up)[0]))
+        at, sums, gains = float(profile.threshold(u)), [], []
+        for up in (False, True):
+            given = count, shift, 0.5 * u / shift, at
+            sums.append(sinh_sum(*given, above=up, cells=cells))
+            gains.append(float(sums[-1].gain(np.array([at]), above=up)[0]))
+        node = Node(u, *sums)
         log_d, last = math.log(gains[1]) + math.log(profile.scale(u)), logs[-1]
         nodes.append(node)
         logs.append(log_d)

@@ -207,13 +207,6 @@ def npy_header(stream: Any, name: str, size: int) -> Header:
     return shape, kind, is_fortran
 
 
-def write_npy_header(file: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """Writes the header of an ``.npy`` file in C order."""
-    described = np.lib.format.dtype_to_descr(dtype)
-    header = {"descr": described, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
-
-
 def _values(content: bytes | bytearray, kind: np.dtype, name: str) -> np.ndarray:
     """Returns the items (n,) in bytes of a dtype; raises for invalid values."""
     values = np.frombuffer(content, np.uint8).view(kind)

@@ -111,25 +111,19 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-def is_locked_by_us(descriptor: int) -> bool:
-    """Locks a file while it is open; returns False if another process has the lock."""
-    try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Creates a folder, and locks it against other processes and threads."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if not is_locked_by_us(descriptor):
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             owner = os.read(descriptor, 20).decode("ascii", "replace") or "unknown"
-            raise BlockingIOError(f"{folder} is in use by another process ({owner})")
+            message = f"{folder} is in use by another process ({owner})"
+            raise BlockingIOError(message) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
         yield

@@ -28,12 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.files.archive import (
-    check_items,
-    check_plain_file,
-    npy_header,
-    write_npy_header,
-)
+from jaxdp_episodic.files.archive import check_items, check_plain_file, npy_header
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.json_file import read_json
 
@@ -182,7 +177,9 @@ def write_rows(
     """Writes a column from parts, each with the row indices and the rows."""
     done, row_bytes = 0, int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
     with path.open("wb") as file:
-        write_npy_header(file, dtype, shape)
+        described = np.lib.format.dtype_to_descr(dtype)
+        header = {"descr": described, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
         start = file.tell()
         for places, batch in parts:
             if batch.shape[1:] != shape[1:] or batch.dtype != dtype:

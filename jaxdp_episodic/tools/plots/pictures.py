@@ -88,7 +88,15 @@ def draw(
         _validation.choice("--kind", kind, KINDS)
     matplotlib()  # an error, if it is missing, comes before the work
     sweep = SweepTable(folder)
-    fixed = sweep.with_quantity(value, fix or {})
+    fixed = dict(fix or {})
+    if value is not None and QUANTITY in sweep.grid.names:
+        fixed[QUANTITY] = value
+    elif value is not None:
+        _validation.choice("--value", value, QUANTITIES)
+        if value != sweep.value:
+            raise ValueError(
+                f"--value must be {sweep.value!r}, as in the sweep, got {value!r}"
+            )
     if kind == "pareto":
         if by is not None:
             raise ValueError(f"--by has no meaning with a Pareto front, got {by!r}")
@@ -136,21 +144,6 @@ class SweepTable:
             if start > wanted[-1]:
                 break
         return answers[back].reshape(np.shape(index))
-
-    def with_quantity(
-        self, value: str | None, fix: Mapping[str, str]
-    ) -> dict[str, str]:
-        """Returns ``fix`` with the quantity to draw, if it has an axis."""
-        if value is None:
-            return dict(fix)
-        if QUANTITY in self.grid.names:
-            return {**fix, QUANTITY: value}
-        _validation.choice("--value", value, QUANTITIES)
-        if value != self.value:
-            raise ValueError(
-                f"--value must be {self.value!r}, as in the sweep, got {value!r}"
-            )
-        return dict(fix)
 
     def held(
         self, drawn: Sequence[str], fix: Mapping[str, str]

@@ -23,7 +23,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import MultistageSampling, Scheme
-from jaxdp_episodic.accountant.describe.spec import Check, Spec, refuse_hostile
+from jaxdp_episodic.accountant.describe.spec import Spec, refuse_hostile
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.api import METHODS, check_method
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, runs_of
@@ -71,12 +71,6 @@ def is_whole(field: str) -> bool:
     return getattr(_CHECKS.get(name), "func", None) is _validation.integer_array
 
 
-def check_of(field: str) -> Check | None:
-    """The check for the values of a field; whole numbers are rounded later."""
-    check = _CHECKS.get(field.rpartition(".")[2])
-    return _validation.positive_array if check and is_whole(field) else check
-
-
 def wrapped(step: Any) -> Any:
     """Returns a step's table with each single scheme as a list of one level."""
     if not isinstance(step, Mapping):
@@ -116,12 +110,6 @@ def numeric_fields(
             inner = f"{prefix}steps[{i}]." if part == "steps" else prefix
             found |= numeric_fields(item, (*below, i), inner)
     return found
-
-
-def dotted(path: KeyPath) -> str:
-    """Returns a path as errors write it, ``step.sampling.levels[1].size``."""
-    parts = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
-    return "step" + "".join(parts)
 
 
 def filled(table: Any, path: KeyPath, value: Any, *, over: bool = False) -> Any:
@@ -171,11 +159,6 @@ class Axis(Spec):
         object.__setattr__(self, way, checked)
 
     @property
-    def is_whole(self) -> bool:
-        """True if the field takes whole numbers only."""
-        return is_whole(self.field)
-
-    @property
     def is_words(self) -> bool:
         """True if the field takes words."""
         return self.field in WORD_FIELDS
@@ -191,7 +174,7 @@ class Axis(Spec):
                 points = spaced(*(self.linspace or self.geomspace))
             if not np.isfinite(points).all():
                 raise ValueError(f"axis {self.field!r} has ends too far apart")
-        if not self.is_whole:
+        if not is_whole(self.field):
             return points.astype(float)
         if np.any(np.abs(points.astype(float)) > _MAX_SETTINGS):
             raise ValueError(f"axis {self.field!r} must hold numbers up to 2**53")
@@ -542,8 +525,9 @@ def _with_names(axes: list[Any] | tuple[Any, ...], step: Any) -> list[Any]:
     """The axes with their type, and with names in place of paths in the file."""
     names = {}
     for table in (step, wrapped(step)):
-        found = numeric_fields(table)
-        names |= {dotted(path): name for name, path in found.items()}
+        for name, path in numeric_fields(table).items():  # "step.levels[1].size"
+            parts = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
+            names["step" + "".join(parts)] = name
     named = list(axes)  # reading them refuses those that are no tables
     for index, axis in enumerate(axes):
         if isinstance(axis, Mapping):
@@ -559,7 +543,9 @@ def _with_first_values(mapping: Mapping[str, Any]) -> Any:
     paths = numeric_fields(step)
     for _, axis in _tables_of(mapping):
         name = axis["field"]
-        check = check_of(name) if name in paths else None
+        check = _CHECKS.get(name.rpartition(".")[2]) if name in paths else None
+        if check is not None and is_whole(name):
+            check = _validation.positive_array  # it is rounded later
         given = next((axis[way] for way in AXIS_WAYS if way in axis), None)
         if check is not None and isinstance(given, list | tuple) and given:
             check(f"axis {name!r}", list(given if "values" in axis else given[:2]))

@@ -64,6 +64,7 @@ INFO = ("error", "is_certified_bound")
 The error of a calibrated value is NaN."""
 
 _VERSION = 1  # of the manifest
+_IDENTITY = ("sweep", "chunk_size", "versions")  # its keys that the hash covers
 _LIBRARIES = ("jaxdp-episodic", "jax", "jaxlib", "numpy")  # the manifest has versions
 # A shard holds this line, the sweep's hash and the chunk's number, the SHA-256 of the
 # answers, and the answers as little-endian float64, row after row.
@@ -71,15 +72,6 @@ _MAGIC = b"jaxdp-episodic sweep shard 1\n"
 _DIGEST_BYTES = 32  # of SHA-256
 _MAX_MANIFEST_BYTES = 2**30  # each axis may list ten million values
 _MAX_CHUNK = 2**30  # settings; far more than in any sweep
-
-
-def answer_columns(description: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the computed columns, from a `Sweep.description`."""
-    words = {axis["field"]: axis.get("values") for axis in description["axes"]}
-    quantities = words.get(QUANTITY) or [description[QUANTITY]]
-    methods = words.get(METHOD) or [description[METHOD]]
-    name = VALUE if QUANTITY in words else description[QUANTITY]
-    return (name, *INFO) if have_info(quantities, methods) else (name,)
 
 
 def have_info(quantities: Sequence[str], methods: Sequence[str]) -> bool:
@@ -102,7 +94,16 @@ class SweepFolder:
         self.size: int = manifest["num_settings"]
         self.chunk_size: int = manifest["chunk_size"]
         self.num_chunks = -(-self.size // self.chunk_size)
-        self.columns = answer_columns(manifest["sweep"])
+        # The names of the computed columns.
+        description = manifest["sweep"]
+        words = {axis["field"]: axis.get("values") for axis in description["axes"]}
+        quantities = words.get(QUANTITY) or [description[QUANTITY]]
+        methods = words.get(METHOD) or [description[METHOD]]
+        self.columns: tuple[str, ...] = (description[QUANTITY],)
+        if QUANTITY in words:
+            self.columns = (VALUE,)
+        if have_info(quantities, methods):
+            self.columns += INFO
 
     @classmethod
     def opened(cls, path: Path, sweep: Sweep) -> SweepFolder:
@@ -110,9 +111,27 @@ class SweepFolder:
         wanted = _manifest(sweep)
         file = path / MANIFEST
         if file.exists():
-            _check_same(path, read_manifest(path), wanted)
+            known = read_manifest(path)
+            if known["hash"] != wanted["hash"]:
+                found = differences(known, wanted, "there", "now")
+                for name in ("hash", "num_settings"):
+                    found.pop(name, None)
+                shown = [f"{k.removeprefix('sweep.')}: {v}" for k, v in found.items()]
+                raise ValueError(
+                    f"{path} holds another sweep; name another folder, or change back "
+                    + "; ".join(shown[:5])
+                    + "; ..." * (len(shown) > 5)
+                )
         else:
-            _refuse_foreign(path)
+            if path.exists() and not path.is_dir():
+                raise NotADirectoryError(f"{path} is not a folder")
+            # A killed start leaves only temporary files.
+            there = path.iterdir() if path.exists() else ()
+            if others := [f.name for f in there if TEMPORARY not in f.name]:
+                raise FileExistsError(
+                    f"{path} is not empty and holds no sweep; name another folder "
+                    f"(there is {others[0]!r})"
+                )
             path.mkdir(parents=True, exist_ok=True)
             text = json.dumps(wanted, indent=1, sort_keys=True) + "\n"
             write_atomically(file, text)
@@ -186,11 +205,28 @@ class SweepFolder:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Returns the manifest of a sweep's folder."""
+    """Returns the manifest of a sweep's folder; refuses one that was edited."""
     file = path / MANIFEST
     try:
         manifest = read_json(file, max_bytes=_MAX_MANIFEST_BYTES)
-        _check_manifest(manifest)
+        if not isinstance(manifest, dict):
+            raise TypeError(f"must be an object, got {_validation.shown(manifest)}")
+        refuse_hostile("manifest", manifest)
+        version, kind = manifest.get("version"), manifest.get("kind")
+        if type(version) is not int or version != _VERSION or kind != "sweep":
+            raise ValueError(f"version {_validation.shown(version)} is not known")
+        for key in ("sweep", "versions"):
+            if not isinstance(manifest.get(key), dict):
+                raise ValueError(f"{key} must be a table")
+        identity = {key: manifest.get(key) for key in _IDENTITY}
+        if manifest.get("hash") != description_hash(identity):
+            raise ValueError("its hash is wrong: it was edited")
+        chunk = manifest["chunk_size"]
+        if type(chunk) is not int or not 1 <= chunk <= _MAX_CHUNK:
+            raise ValueError(f"chunk_size must be a whole number, got {chunk!r}")
+        size = described_grid(manifest["sweep"]).size
+        if manifest.get("num_settings") != size:
+            raise ValueError(f"num_settings must be {size}, the product of its axes")
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path} holds no sweep: it has no {MANIFEST}"
@@ -198,28 +234,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ValueError(f"{file} is not the manifest of a sweep: {error}") from None
     return manifest
-
-
-def _check_manifest(manifest: Any) -> None:
-    """Refuses a manifest that this library did not write, or that was edited."""
-    if not isinstance(manifest, dict):
-        raise TypeError(f"must be an object, got {_validation.shown(manifest)}")
-    refuse_hostile("manifest", manifest)
-    version, kind = manifest.get("version"), manifest.get("kind")
-    if type(version) is not int or version != _VERSION or kind != "sweep":
-        raise ValueError(f"version {_validation.shown(version)} is not known")
-    for key in ("sweep", "versions"):
-        if not isinstance(manifest.get(key), dict):
-            raise ValueError(f"{key} must be a table")
-    identity = {key: manifest.get(key) for key in ("sweep", "chunk_size", "versions")}
-    if manifest.get("hash") != description_hash(identity):
-        raise ValueError("its hash is wrong: it was edited")
-    chunk = manifest["chunk_size"]
-    if type(chunk) is not int or not 1 <= chunk <= _MAX_CHUNK:
-        raise ValueError(f"chunk_size must be a whole number, got {chunk!r}")
-    size = described_grid(manifest["sweep"]).size
-    if manifest.get("num_settings") != size:
-        raise ValueError(f"num_settings must be {size}, the product of its axes")
 
 
 def saved_chunks(path: Path) -> tuple[int, int] | None:
@@ -255,34 +269,6 @@ def _version_of(name: str) -> str:
         return "not installed"  # it runs from its sources
 
 
-def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuses the folder of another sweep; the message names the differences."""
-    if old["hash"] == new["hash"]:
-        return
-    found = differences(old, new, "there", "now").items()
-    found = {k: words for k, words in found if k not in ("hash", "num_settings")}
-    shown = [f"{k.removeprefix('sweep.')}: {words}" for k, words in found.items()]
-    raise ValueError(
-        f"{path} holds another sweep; name another folder, or change back "
-        + "; ".join(shown[:5])
-        + "; ..." * (len(shown) > 5)
-    )
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Refuses a folder with other files; a killed start leaves only temporary ones."""
-    if not path.exists():
-        return
-    if not path.is_dir():
-        raise NotADirectoryError(f"{path} is not a folder")
-    others = [f.name for f in path.iterdir() if TEMPORARY not in f.name]
-    if others:
-        raise FileExistsError(
-            f"{path} is not empty and holds no sweep; name another folder "
-            f"(there is {others[0]!r})"
-        )
-
-
 # NumPy's kinds of columns of numbers and of words (Arrow gives words as objects).
 _KINDS_OF = ("iufb", "UO")
 _BLOCK = 1 << 20  # settings in memory, and in a row group of the Parquet file
@@ -298,11 +284,10 @@ def write_table(folder: SweepFolder) -> Path:
                 _write_parquet(temporary, folder)
             else:
                 blocks = list(_columns(folder))
-                names, parts = (
-                    blocks[0],
-                    zip(*(b.values() for b in blocks), strict=True),
-                )
-                columns: Any = dict(zip(names, map(np.concatenate, parts), strict=True))
+                columns: Any = {
+                    name: np.concatenate([block[name] for block in blocks])
+                    for name in blocks[0]
+                }
                 with open(temporary, "xb") as file:
                     np.savez(file, **columns)
     except ValueError:

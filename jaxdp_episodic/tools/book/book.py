@@ -30,6 +30,7 @@ from jaxdp_episodic.tools.book.content import (
     Entry,
     GdpPrices,
     MenuPrices,
+    Prices,
     Protected,
     check_name,
     first_row,
@@ -87,43 +88,25 @@ def create_book(
     delta: Any,
     floors: Any = None,
     method: str = "exact",
-) -> BookTerms:
-    """Makes a book for any runs, charged by mu-GDP; see `GdpBudget`."""
-    prices = GdpPrices(_total(epsilon, delta, floors))
-    return _created(where, protected, prices.budget, method, prices)
-
-
-def create_menu_book(
-    where: str,
-    protected: Protected,
-    menu: Mapping[str, ComposedSteps],
-    *,
-    epsilon: Any,
-    delta: Any,
+    menu: Mapping[str, ComposedSteps] | None = None,
     quotas: Mapping[str, int] | None = None,
-    method: str = "exact",
 ) -> BookTerms:
-    """Makes a book for the runs of a menu, by quotas or (None) at computed prices."""
-    total = _total(epsilon, delta, None)  # a menu has no floors
-    target = {"epsilon": total.epsilon, "delta": total.delta}
-    limits: dict[str, Any] = target if quotas is None else {"quotas": quotas}
-    prices = MenuPrices(AdaptiveRun(menu, **limits))
-    prices.check_total(**target, method=method)
-    return _created(where, protected, total, method, prices)
+    """Makes a book for any runs, charged by mu-GDP, or for those of a menu.
 
-
-def _total(epsilon: Any, delta: Any, floors: Any) -> GdpBudget:
+    See `GdpBudget`. A menu has no floors; its runs have quotas, or (None) prices.
+    """
     if floors is None:
         checked = _validation.open_unit_array("delta", delta)
         floors = FLOORS_SHARE * _validation.single("delta", checked)
-    return GdpBudget(epsilon, delta, floors)
-
-
-def _created(
-    where: str, protected: Protected, total: GdpBudget, method: str, prices: Any
-) -> BookTerms:
-    target = total.epsilon, total.delta
-    terms = BookTerms(new_name(), protected, *target, method, prices)
+    total = GdpBudget(epsilon, delta, floors)
+    prices: Prices = GdpPrices(total)
+    if menu is not None:
+        target = {"epsilon": total.epsilon, "delta": total.delta}
+        limits: dict[str, Any] = target if quotas is None else {"quotas": quotas}
+        prices = MenuPrices(AdaptiveRun(menu, **limits))
+        prices.check_total(**target, method=method)
+    named = new_name(), protected, total.epsilon, total.delta
+    terms = BookTerms(*named, method, prices)
     Storage(where).create(first_row(terms))
     return terms
 
@@ -153,26 +136,21 @@ def charge_query(
     own = seen.terms.protected
     order = order_of(run, what=QUERY, name=name, protected=own, floor=floor)
     for part in parts_of(run):
-        seen.terms.refuse_other(_protected_by(part, own))
+        relation = getattr(part, "neighboring_relation", None)
+        found = own._replace(neighboring_relation=relation or own.neighboring_relation)
+        if isinstance(part, GaussianStep):
+            if part.population is not None and relation == "add_remove":
+                raise ValueError(
+                    "population must be left out: under add_remove sizes of groups are "
+                    "private, but the book is public; state public bounds in the "
+                    "sampling"
+                )
+            unit = str(part.privacy_unit)
+            found = found._replace(privacy_unit=unit, people=part.people)
+        seen.terms.refuse_other(found)
     return charge(
         where, order, run=new_name(), session=new_name(), sessions=(), seen=seen
     )
-
-
-def _protected_by(step: Any, default: Protected) -> Protected:
-    """Whom a step protects; the book's ``default`` where the step does not state it."""
-    relation = getattr(step, "neighboring_relation", None)
-    found = default._replace(
-        neighboring_relation=relation or default.neighboring_relation
-    )
-    if not isinstance(step, GaussianStep):
-        return found
-    if step.population is not None and relation == "add_remove":
-        raise ValueError(
-            "population must be left out: under add_remove sizes of groups are "
-            "private, but the book is public; state public bounds in the sampling"
-        )
-    return found._replace(privacy_unit=str(step.privacy_unit), people=step.people)
 
 
 def charge(
@@ -244,7 +222,10 @@ def _check_resumed(
 ) -> None:
     """Refuses a run with other settings, a copy of the run, or an older state of it."""
     entry = f"entry {paid.number} of the book is of this run"
-    if not _is_same(paid.about, order.about):
+    ours, theirs = paid.about, order.about
+    if "steps" in ours and "steps" in theirs:  # two versions may have written them
+        ours, theirs = (ComposedSteps.from_dict(one["steps"]) for one in (ours, theirs))
+    if ours != theirs:
         raise ValueError(
             f"{entry} with other settings: start another run, in another folder"
         )
@@ -263,14 +244,6 @@ def _check_resumed(
         )
 
 
-def _is_same(paid: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether two descriptions are of one run, also if two versions wrote them."""
-    if "steps" not in paid or "steps" not in wanted:
-        return paid == wanted
-    ours, theirs = (ComposedSteps.from_dict(one["steps"]) for one in (paid, wanted))
-    return ours == theirs
-
-
 def _changed(
     where: str, act: _Act[_Result], seen: BookContent | None = None, writes: bool = True
 ) -> _Result:
@@ -278,22 +251,18 @@ def _changed(
 
     def read(rows: Rows) -> _Result:
         try:
-            content = _content(rows, seen)
+            # A writer holds a lock: reading all would take longer the larger the book
+            # is. So only the rows after ``seen`` are read and checked.
+            found = [] if seen is None else rows.read(seen.num_records - 1)
+            if seen is not None and found and found[0].hash == seen.sha256:
+                content = read_rows(found[1:], seen)
+            else:  # the book is another one, or an older state
+                content = read_rows(rows.read())
         except BookError as error:
             raise BookError(f"book {shown(where)}: {error}") from None
         return act(rows, content)
 
     return Storage(where).transaction(read, writes=writes)
-
-
-def _content(rows: Rows, seen: BookContent | None) -> BookContent:
-    """The book's content; reads and checks only the rows after ``seen``."""
-    # A writer holds a lock: reading all would take longer the larger the book is.
-    if seen is not None:
-        found = rows.read(seen.num_records - 1)
-        if found and found[0].hash == seen.sha256:
-            return read_rows(found[1:], seen)
-    return read_rows(rows.read())  # the book is another one, or an older state
 
 
 def _now() -> str:

@@ -32,15 +32,10 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.questions import gdp_budget
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import check_method
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
-from jaxdp_episodic.accountant.questions.gdp_budget import (
-    GdpBudget,
-    GdpPrice,
-    gdp_price,
-    price_of_rdp,
-)
 from jaxdp_episodic.accountant.report.sentences import unit_in_words
 from jaxdp_episodic.files.json_file import parse_json
 from jaxdp_episodic.tools.book.storage import BookError, Row
@@ -61,7 +56,7 @@ class BookExhaustedError(ValueError):
 class GdpPrices:
     """Prices of a book for any runs: mu and a floor for each; see `GdpBudget`."""
 
-    budget: GdpBudget
+    budget: gdp_budget.GdpBudget
 
     @property
     def default_floor(self) -> float:
@@ -75,12 +70,14 @@ class GdpPrices:
     def price(self, *parts: AnyRun, method: str, floor: float | None = None) -> Price:
         """Returns the price of a run at a floor; the largest of its disjoint parts."""
         floor = self.default_floor if floor is None else floor
-        each = [gdp_price(part, floor=floor, method=method) for part in parts]
+        each = [
+            gdp_budget.gdp_price(part, floor=floor, method=method) for part in parts
+        ]
         return {name: max(getattr(one, name) for one in each) for name in _FIELDS}
 
     def check(self, paid: Sequence[Price], price: Price) -> None:
         """Refuses a price that exceeds what is left after ``paid``."""
-        before, wanted = _read(paid), GdpPrice(**price)
+        before, wanted = _read(paid), gdp_budget.GdpPrice(**price)
         if not self.budget.permits(before, wanted):
             left = dataclasses.asdict(self.budget.left(before))
             raise BookExhaustedError(
@@ -201,8 +198,8 @@ def prices_from_dict(fields: Any, *, epsilon: float, delta: float) -> Prices:
     return MenuPrices(menu)
 
 
-def _read(paid: Sequence[Price]) -> list[GdpPrice]:
-    return [GdpPrice(**price) for price in paid]
+def _read(paid: Sequence[Price]) -> list[gdp_budget.GdpPrice]:
+    return [gdp_budget.GdpPrice(**price) for price in paid]
 
 
 def price_of_search(
@@ -215,7 +212,7 @@ def price_of_search(
             "Rényi DP is known; a book with mu-GDP prices charges it"
         )
     floor = prices.default_floor if floor is None else floor
-    return dataclasses.asdict(price_of_rdp(orders, rdp, floor=floor))
+    return dataclasses.asdict(gdp_budget.price_of_rdp(orders, rdp, floor=floor))
 
 
 def in_words(price: Price) -> str:
@@ -240,7 +237,7 @@ def merged(runs: Iterable[ComposedSteps], times: Iterable[int]) -> ComposedSteps
 
 
 # Cached, as a budget computes its mu by a search, and every charge reads the book.
-_budget = functools.lru_cache(maxsize=16)(GdpBudget)
+_budget = functools.lru_cache(maxsize=16)(gdp_budget.GdpBudget)
 
 
 def _is_at_most(run: ComposedSteps, option: Any) -> bool:

@@ -50,7 +50,12 @@ def do_create(o: Options) -> list[str]:
         return facts(_terms(terms) | _RULES, _WIDTH)
     if o.floors is not None:
         raise ValueError("--floors does not go with --quota or --menu")
-    files = [_quota(text) for text in o.quota] or [(name, 0) for name in o.menu]
+    files = [(path, 0) for path in o.menu]
+    for text in o.quota:
+        path, _, number = text.rpartition("=")
+        if not path or not number.isdecimal() or int(number) < 1:
+            raise ValueError(f"--quota must be RUN.toml=N with N >= 1, got {text!r}")
+        files.append((Path(path), int(number)))
     menu: dict[str, Any] = {}
     with waiting("computing the cost of the menu"):
         for path, _ in files:
@@ -61,9 +66,8 @@ def do_create(o: Options) -> list[str]:
                 )
             menu[path.stem] = _whole_run_of(path)
         quotas = {path.stem: number for path, number in files} if o.quota else None
-        terms = book.create_menu_book(
-            o.file_or_url, protected, menu, quotas=quotas, **total
-        )
+        total |= {"menu": menu, "quotas": quotas}
+        terms = book.create_book(o.file_or_url, protected, **total)
     return facts(_terms(terms) | _RULES, _WIDTH)
 
 
@@ -80,17 +84,36 @@ def do_show(o: Options) -> list[str]:
     """The command ``book show``."""
     o.subject = shown(o.file_or_url)
     content = book.read_book(o.file_or_url)
-    terms = content.terms
+    terms, paid = content.terms, content.paid
+    spent = terms.prices.spent(paid)
     if o.plot is not None:
-        spent = terms.prices.spent(content.paid)
-        draw_book(spent, _shares(content), o.plot, title=_guarantee(terms))
+        totals = [terms.prices.spent(paid[:n]) for n in range(len(paid) + 1)]
+        amounts = np.array([[value for _, value, _ in one] for one in totals], float)
+        names = [f"{entry.number} {entry.name}" for entry in content.entries]
+        shares = list(zip(names, np.diff(amounts, axis=0).tolist(), strict=False))
+        draw_book(spent, shares, o.plot, title=_guarantee(terms))
     with waiting("composing the runs, for information"):
         run, cost = content.composition(), None
         if run is not None:
             cost = float(epsilon_of(run, delta=terms.delta, method=terms.method))
-    if o.json:
-        return [json.dumps(_document(content, cost), allow_nan=False)]
-    return _text(content, cost)
+    if not o.json:
+        return _text(content, cost)
+    entries = [entry._asdict() for entry in content.entries]
+    for entry in entries:
+        del entry["about"]
+    document = {
+        "book": terms.name,
+        "guarantee": {"epsilon": terms.epsilon, "delta": terms.delta},
+        "protected": terms.protected.words,
+        "data": terms.protected.data,
+        "is_closed": content.is_closed,
+        "entries": plain(entries),
+        "spent": {name: value for name, value, _ in spent},
+        "total": {name: total for name, _, total in spent},
+        "composition_for_information": {"epsilon": plain(cost), "delta": terms.delta},
+        "sha256": content.sha256,
+    }
+    return [json.dumps(document, allow_nan=False)]
 
 
 def do_close(o: Options) -> list[str]:
@@ -100,14 +123,6 @@ def do_close(o: Options) -> list[str]:
     if content.is_closed:
         return ["it was closed already"]
     return [f"closed; {_guarantee(content.terms)}, which does not shrink"]
-
-
-def _quota(text: str) -> tuple[Path, int]:
-    """The file and the number in "RUN.toml=N"."""
-    path, _, number = text.rpartition("=")
-    if not path or not number.isdecimal() or int(number) < 1:
-        raise ValueError(f"--quota must be RUN.toml=N with N >= 1, got {text!r}")
-    return Path(path), int(number)
 
 
 def _whole_run_of(path: Path) -> ComposedSteps:
@@ -194,34 +209,3 @@ def _text(content: contents.BookContent, cost: float | None) -> list[str]:
             "adaptive run with prices or rules"
         )
     return [*lines, *facts(last, _WIDTH)]
-
-
-def _document(content: contents.BookContent, cost: float | None) -> dict[str, Any]:
-    terms = content.terms
-    entries = [e._asdict() for e in content.entries]
-    for entry in entries:
-        del entry["about"]
-    spent = terms.prices.spent(content.paid)
-    return {
-        "book": terms.name,
-        "guarantee": {"epsilon": terms.epsilon, "delta": terms.delta},
-        "protected": terms.protected.words,
-        "data": terms.protected.data,
-        "is_closed": content.is_closed,
-        "entries": plain(entries),
-        "spent": {name: value for name, value, _ in spent},
-        "total": {name: total for name, _, total in spent},
-        "composition_for_information": {"epsilon": plain(cost), "delta": terms.delta},
-        "sha256": content.sha256,
-    }
-
-
-def _shares(content: contents.BookContent) -> list[tuple[str, list[float]]]:
-    """The name of each entry, and what it spent of each total."""
-    paid, names = content.paid, [f"{e.number} {e.name}" for e in content.entries]
-    spent = [
-        [value for _, value, _ in content.terms.prices.spent(paid[:number])]
-        for number in range(len(paid) + 1)
-    ]
-    parts = np.diff(np.array(spent, float), axis=0).tolist()
-    return list(zip(names, parts, strict=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import NamedTuple
@@ -11,14 +12,7 @@ from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
-from jaxdp_episodic.tools.book.book import (
-    RECEIPT,
-    Paid,
-    check_in,
-    order_of,
-    read_book,
-    read_receipt,
-)
+from jaxdp_episodic.tools.book import book
 from jaxdp_episodic.tools.book.content import TRAIN, TUNE, Protected
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.splits import TRAIN as TRAINING_DATA
@@ -43,14 +37,14 @@ class Booking:
     @property
     def book(self) -> str:
         """The book's name."""
-        return read_book(self.where).terms.name
+        return book.read_book(self.where).terms.name
 
 
 class PartOfSearch(NamedTuple):
     """The search that a run belongs to; it is charged as a whole."""
 
     name: str  # of the search, in its state
-    paid: Paid | None  # the search's entry in a book; None: there is no book
+    paid: book.Paid | None  # the search's entry in a book; None: there is no book
 
     @property
     def book(self) -> str | None:
@@ -86,12 +80,12 @@ def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
 
 def refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
     """Refuses to resume a run with a book if it began without one, or the reverse."""
-    receipt = read_receipt(folder)
+    receipt = book.read_receipt(folder)
     if is_booked and resume and receipt is None:
         if read_ledger(folder).book is not None:
             raise ValueError(
-                f"{folder / RECEIPT} is missing: the run is charged to a book, and "
-                "only a folder with this receipt can be resumed"
+                f"{folder / book.RECEIPT} is missing: the run is charged to a book, "
+                "and only a folder with this receipt can be resumed"
             )
         raise ValueError(
             f"book must be left out: the run in {folder} began without one, and a run "
@@ -103,7 +97,7 @@ def refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
                 f"book must be given: the run in {folder} is charged to one, "
                 f"{receipt.book[:12]}…"
             )
-        (folder / RECEIPT).unlink()  # its run never paid and never began
+        (folder / book.RECEIPT).unlink()  # its run never paid and never began
 
 
 def check_in_run(
@@ -113,32 +107,42 @@ def check_in_run(
     base: Path | None,
     folder: Path,
     title: str,
-) -> Paid:
+) -> book.Paid:
     """Charges a trainer's run before it samples anything, unless it has paid."""
     _refuse_seed(config.seed)
     budget: PrivacyBudget | AdaptiveBudget = trainer.budget
     is_fixed = isinstance(budget, PrivacyBudget)
     parts = (_public_run(budget),) if is_fixed else _parts(budget)
-    order = order_of(
+    order = book.order_of(
         *parts,
         what=TRAIN,
         name=title,
         protected=protected_by(config, base),
         floor=booking.floor,
     )
-    name = trainer.begin(folder, name=_name_before(folder), book=booking.book)
+    receipt, name = book.read_receipt(folder), None
+    if receipt is not None and run_files.was_only_begun(folder):  # it may have paid
+        # A killed process may have left an incomplete file: nothing was drawn.
+        with contextlib.suppress(LedgerError):
+            name = receipt.run if read_ledger(folder).run == receipt.run else None
+    name = trainer.begin(folder, name=name, book=booking.book)
     at_end = trainer.num_steps_taken if trainer.has_ended else None
-    return check_in(booking.where, folder, order, run=name, at_end=at_end)
+    return book.check_in(booking.where, folder, order, run=name, at_end=at_end)
 
 
-def statement_of_book(paid: Paid) -> str:
-    """Returns the part of a run's statement on the book, in Markdown."""
+def words_of_book(paid: book.Paid) -> tuple[dict[str, str], str]:
+    """Returns facts on the book for ``run.json``, and its part of the statement."""
     terms, entry = paid
-    own, own_epsilon = "is", "run"
+    own, own_epsilon, whole = "is", "run", ""
     if entry.what == TUNE:
         own = "is one run of a search, which as a whole is"
-        own_epsilon = "run, or of its search,"
-    return (
+        own_epsilon, whole = "run, or of its search,", " for a whole search"
+    facts = {
+        "book": f"{terms.name}, entry {entry.number}: {paid.price}{whole}",
+        "guarantee of the book": f"epsilon {terms.epsilon:g}, delta {terms.delta:g}, "
+        "all of its runs together, each chosen by what was released",
+    }
+    return facts, (
         "\n## One budget for the data set\n\n"
         f"This run {own} entry {entry.number} of the book `{terms.name}`, and paid "
         f"{paid.price} before it sampled anything. The guarantee of the book: "
@@ -148,29 +152,6 @@ def statement_of_book(paid: Paid) -> str:
         "that are chosen by losses, norms or other numbers that are not released have "
         "no guarantee together.\n"
     )
-
-
-def facts_of_book(paid: Paid) -> dict[str, str]:
-    """Returns the facts about the book for a run's page and ``run.json``."""
-    terms, entry = paid
-    return {
-        "book": f"{terms.name}, entry {entry.number}: {paid.price}"
-        + " for a whole search" * (entry.what == TUNE),
-        "guarantee of the book": f"epsilon {terms.epsilon:g}, delta {terms.delta:g}, "
-        "all of its runs together, each chosen by what was released",
-    }
-
-
-def _name_before(folder: Path) -> str | None:
-    """The name of a run that may have paid but was not charged a step yet."""
-    receipt = read_receipt(folder)
-    if receipt is None or not run_files.was_only_begun(folder):
-        return None
-    try:
-        is_same = read_ledger(folder).run == receipt.run
-    except LedgerError:  # a killed process left an incomplete file: nothing was drawn
-        return None
-    return receipt.run if is_same else None
 
 
 def _refuse_seed(seed: int | None) -> None:

@@ -155,9 +155,7 @@ def finished(
     records = run_files.read_log(folder)
     account, selection = run_statement(trainer), trainer.selection
     if paid is not None:
-        account = account.with_more(
-            booked.facts_of_book(paid), booked.statement_of_book(paid)
-        )
+        account = account.with_more(*booked.words_of_book(paid))
     private_facts, found = account.facts, contributions_in_log(records)
     if found is not None:
         drawn, complete = found

@@ -25,7 +25,6 @@ from jaxdp_episodic.tools.book.book import (
     check_in,
     close_book,
     create_book,
-    create_menu_book,
     order_of,
     read_book,
     read_receipt,
@@ -66,7 +65,7 @@ def menu_book(tmp_path, **totals):
     menu = {"long": RUN, "short": jde.compose((ALWAYS, 10))}
     where = str(tmp_path / "menu.book")
     limits = {"epsilon": 4.0, "delta": 1e-5, "quotas": {"long": 2, "short": 1}}
-    create_menu_book(where, PROTECTED, menu, **limits | totals)
+    create_book(where, PROTECTED, menu=menu, **limits | totals)
     return where
 
 

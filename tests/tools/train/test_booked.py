@@ -16,7 +16,6 @@ from jaxdp_episodic.tools.book.book import (
     check_in,
     close_book,
     create_book,
-    create_menu_book,
     read_book,
 )
 from jaxdp_episodic.tools.book.content import Protected
@@ -259,7 +258,7 @@ def test_an_adaptive_run_with_quotas_costs_its_composition(tmp_path, config):
     protected = protected_by(read_config(config), tmp_path)
     totals = {"epsilon": 14.0, "delta": 1e-5}
     menu = str(tmp_path / "menu.book")
-    create_menu_book(menu, protected, {"it": run}, quotas={"it": 1}, **totals)
+    create_book(menu, protected, menu={"it": run}, quotas={"it": 1}, **totals)
     train(config, tmp_path / "out", menu)
     (entry,) = read_book(menu).entries
     assert entry.price == {"option": "it"} and entry.steps == run

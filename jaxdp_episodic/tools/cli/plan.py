@@ -216,7 +216,7 @@ def _more_files(
                 "--validation PATH"
             )
         note = "runs are compared on held-out data: set true if they are public"
-        search = search_around(relocated(table, base))
+        search = search_around(relocated(table, base), config, base)
         texts["tune"] = to_toml(search, {"held_out_is_public": note})
     heads = {k: f"# For `{PROGRAM} {k} {getattr(o, k)} --out DIR`.\n\n" for k in texts}
     return {getattr(o, k): heads[k] + text for k, text in texts.items()}
@@ -258,33 +258,26 @@ def do_report(o: command.Options) -> list[str]:
     """The command ``report``."""
     with command.waiting():
         if o.file.is_dir() or o.file.suffix in (".sqlite", ".jsonl"):
-            return [_of_run(o.file)]
+            content = read_ledger(o.file)
+            said = [f"{content.charged:,} steps are charged."]
+            said += caveats_on_ledger(content)
+            if (budget := content.adaptive_taken) is not None:
+                return [adaptive_in_words(budget, said)]
+            run = single_run(*content.run_charged())
+            report = privacy_report(run, delta=np.asarray(content.delta))
+            return [report_in_words(report, run), "", *(f"* {text}" for text in said)]
         keys = read_toml(o.file).keys()
         if "episode" in keys:  # a plan
             return [_of_plan(o.file)]
         if "learner" in keys:  # a run
             return [_of_config(read_config(o.file), o.file.parent)]
-        return [_of_request(read_request(o.file, EpsilonRequest))]
-
-
-def _of_request(request: EpsilonRequest) -> str:
-    if request.delta is None:
-        raise ValueError("a report needs a delta, got a request with an epsilon")
-    step: Any = request.planned("report")
-    run = single_run(step, request.num_steps)
-    delta = np.asarray(request.delta)
-    return report_in_words(privacy_report(run, delta=delta, method=request.method), run)
-
-
-def _of_run(path: Path) -> str:
-    content = read_ledger(path)
-    notes = [f"{content.charged:,} steps are charged.", *caveats_on_ledger(content)]
-    budget = content.adaptive_taken
-    if budget is not None:
-        return adaptive_in_words(budget, notes)
-    run = single_run(*content.run_charged())
-    report = privacy_report(run, delta=np.asarray(content.delta))
-    return "\n".join([report_in_words(report, run), "", *(f"* {t}" for t in notes)])
+        request = read_request(o.file, EpsilonRequest)
+        if request.delta is None:
+            raise ValueError("a report needs a delta, got a request with an epsilon")
+        step: Any = request.planned("report")
+        run, delta = single_run(step, request.num_steps), np.asarray(request.delta)
+        report = privacy_report(run, delta=delta, method=request.method)
+        return [report_in_words(report, run)]
 
 
 def _of_plan(file: Path) -> str:

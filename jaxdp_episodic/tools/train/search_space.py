@@ -22,7 +22,8 @@ from jaxdp_episodic.accountant.questions.tuning import (
 )
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
-from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM
+from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM, NONE
+from jaxdp_episodic.trainer.data.splits import TRAIN
 
 # Most combinations of values that change a run's cost; each needs a calibration.
 _MAX_VARIANTS = 64
@@ -251,8 +252,8 @@ def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
                 "--held-out-is-public must be given for a training config, as runs are "
                 "compared on its held-out data; give it if these data are public"
             )
-        read_config(path)  # names what is wrong
-        mapping = search_around(mapping)
+        config = read_config(path)  # names what is wrong
+        mapping = search_around(mapping, config, path.parent)
     if held_out_is_public:
         mapping["held_out_is_public"] = True
     tables = {}
@@ -277,9 +278,11 @@ def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
     return Search(settings, distributions, tables["run"])
 
 
-def search_around(config: Mapping[str, Any]) -> dict[str, Any]:
+def search_around(
+    mapping: Mapping[str, Any], config: TrainingConfig, base: Path
+) -> dict[str, Any]:
     """Returns a search's file around a training config, with four expected runs."""
-    run = {k: v for k, v in config.items() if k not in ("version", "epsilon", "delta")}
+    run = {k: v for k, v in mapping.items() if k not in ("version", "epsilon", "delta")}
     searched: dict[str, Any] = {}
     optimizer, clip = run.get("optimizer"), run.get("l2_clip_norm")
     if isinstance(optimizer, dict) and (rate := optimizer.get("learning_rate")):
@@ -289,13 +292,16 @@ def search_around(config: Mapping[str, Any]) -> dict[str, Any]:
         values = [clip / 2, clip, clip * 2]
         searched["l2_clip_norm"] = {"type": "Choice", "values": values}
     if not searched and isinstance(run.get("start"), dict):
-        columns = (run.get("data") or {}).get("features")
-        most = len(columns) if isinstance(columns, list) else _DIMENSIONS
-        most = min(most, _DIMENSIONS)
+        columns, most = (run.get("data") or {}).get("features"), _DIMENSIONS
+        if isinstance(columns, list):
+            most = min(most, len(columns))
+        elif config.features.kind == NONE:  # wavelets are more, a network's unknown
+            shape = config.data.load(TRAIN, base).features.shape[1:]
+            most = min(most, math.prod(shape))
         values = sorted({max(1, most // part) for part in (4, 2, 1)})
         searched["start.dimensions"] = {"type": "Choice", "values": values}
     splits = (run.get("evaluation") or {}).get("splits") or ["validation"]
-    target = {name: config.get(name) for name in ("epsilon", "delta")}
+    target = {name: mapping.get(name) for name in ("epsilon", "delta")}
     return {
         "version": 1,
         **target,

@@ -22,16 +22,7 @@ from jaxdp_episodic.accountant.questions.attacker import (
 )
 from jaxdp_episodic.accountant.report.sentences import upward
 from jaxdp_episodic.files import json_file
-from jaxdp_episodic.tools.plots.figures import (
-    BLUE,
-    DOTTED,
-    VERMILION,
-    check_suffix,
-    new_figure,
-    note,
-    plain,
-    save,
-)
+from jaxdp_episodic.tools.plots import figures
 
 SMALLEST_DELTA = 1e-12  # the curve ends here, and mu describes it down to here
 # Denser towards both ends.
@@ -43,7 +34,7 @@ _NUM_EPSILONS = 51  # points of each curve
 _STYLES: dict[str, dict[str, Any]] = {
     "exact": {"color": "#000000", "ls": "-", "lw": 1.8},
     "pld": {"color": "#56b4e9", "ls": (0, (6, 2)), "lw": 1.6},
-    "rdp": {"color": VERMILION, "ls": (0, (4, 1.5, 1, 1.5)), "lw": 1.6},
+    "rdp": {"color": figures.VERMILION, "ls": (0, (4, 1.5, 1, 1.5)), "lw": 1.6},
 }
 
 
@@ -69,16 +60,16 @@ def plot_curve(
     on_part: Callable[[str, int, int], None] | None = None,
 ) -> PrivacyCurve:
     """Draws a run's privacy curve and attacks; returns the numbers."""
-    path = check_suffix(path, "--out")
-    figure = new_figure(10.0, 4.4)
+    path = figures.check_suffix(path, "--out")
+    figure = figures.new_figure(10.0, 4.4)
     path.parent.mkdir(parents=True, exist_ok=True)  # before the long computation
     curve = privacy_curve(step, num_steps=num_steps, method=method, on_part=on_part)
     figure.get_layout_engine().set(wspace=0.06)
     left, right = figure.subplots(1, 2)
     _draw_delta(left, curve)
     _draw_rates(right, curve)
-    plain(left, right)
-    save(figure, path)
+    figures.plain(left, right)
+    figures.save(figure, path)
     document = json_file.plain({"version": 1, **curve._asdict()})
     text = json.dumps(document, indent=1, allow_nan=False)
     path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
@@ -157,7 +148,7 @@ def _draw_delta(axes: Any, curve: PrivacyCurve) -> None:
     axes.set(yscale="log", **limits, **labels)
     axes.set_title("Privacy curve", fontsize=11)
     if curve.advantage == 0:
-        note(axes, "nothing is revealed: delta is 0", inset=0.04, size=10)
+        figures.note(axes, "nothing is revealed: delta is 0", inset=0.04, size=10)
     else:
         axes.legend(title="method", frameon=False, loc="upper right")
 
@@ -168,16 +159,18 @@ def _draw_rates(axes: Any, curve: PrivacyCurve) -> None:
     largest = f"largest possible ({curve.method})"
     axes.plot(alpha, curve.true_positive_rate, label=largest, **_STYLES["exact"])
     if 0 < curve.gdp_mu < math.inf:
-        style: dict[str, Any] = {"color": BLUE, "ls": (0, (6, 2)), "lw": 1.3}
+        style: dict[str, Any] = {"color": figures.BLUE, "ls": (0, (6, 2)), "lw": 1.3}
         normal = NormalDist()  # the best test between N(0, 1) and N(mu, 1)
         inside = (normal.inv_cdf(a) + curve.gdp_mu for a in alpha[:-1].tolist())
         rates = [*map(normal.cdf, inside), 1.0]
         axes.plot(alpha, rates, label=f"Gaussian of mu = {mu}", **style)
-    axes.plot(alpha, alpha, color="#777777", ls=DOTTED, lw=1.5, label="guessing")
+    style = {"color": "#777777", "ls": figures.DOTTED, "lw": 1.5}
+    axes.plot(alpha, alpha, label="guessing", **style)
     axes.set(xscale="log", yscale="log", xlim=(1e-6, 1.0), ylim=(1e-6, 1.3))
     axes.set_xlabel("false positive rate of the attacker")
     axes.set_ylabel("true positive rate of the attacker")
     axes.set_title("Membership attack", fontsize=11)
     axes.legend(frameon=False, loc="lower right")
     text = f"advantage at most {upward(curve.advantage, 3)}\nmu = {mu}"
-    note(axes, f"{text}  (delta above {curve.smallest_delta:g})", inset=0.04, size=10)
+    text += f"  (delta above {curve.smallest_delta:g})"
+    figures.note(axes, text, inset=0.04, size=10)

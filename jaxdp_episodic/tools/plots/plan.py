@@ -5,53 +5,41 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.tools.plan.plan import Plan
 from jaxdp_episodic.tools.plan.question import SCHEMES
-from jaxdp_episodic.tools.plots.figures import (
-    BLUE,
-    DOTTED,
-    STAR,
-    VERMILION,
-    front_of,
-    new_figure,
-    plain,
-    plain_ticks,
-    save,
-)
+from jaxdp_episodic.tools.plots import figures
 
 # Of each way to draw, in the order of `SCHEMES`.
-_COLORS = (BLUE, "#009e73", VERMILION, "#7f7f7f", "#cc79a7")
+_COLORS = (figures.BLUE, "#009e73", figures.VERMILION, "#7f7f7f", "#cc79a7")
 _MARKERS = "ovs^P"
 _DASHED = (0, (5, 2))
 
 
 def draw_plan(plan: Plan, path: Path, *, title: str = "", draws: bool = True) -> None:
     """Draws two Pareto fronts; a star marks the recommended design if ``draws``."""
-    figure = new_figure(10.4, 5.6)
+    figure = figures.new_figure(10.4, 5.6)
     left, right = figure.subplots(1, 2)
     lines = []
     for index, design in enumerate(plan.designs):
         whole, scheme = design.clip_unit == STEP, SCHEMES.index(design.scheme)
         style: dict[str, Any] = {
             "color": _COLORS[scheme],
-            "ls": DOTTED if whole else "-" if design.is_multistage else _DASHED,
+            "ls": figures.DOTTED if whole else "-" if design.is_multistage else _DASHED,
             "marker": "D" if whole else _MARKERS[scheme],
             "ms": 4,
             "mfc": None if design.is_multistage else "white",
             "lw": 1.6,
         }
-        mine = np.flatnonzero(plan.design == index)
-        front = mine[front_of(-plan.num_steps[mine], -plan.signal_to_noise[mine])]
-        x, y = plan.num_steps[front[::-1]], plan.signal_to_noise[front[::-1]]
-        lines += left.plot(x, y, label=design.name, **style)
-        front = mine[front_of(plan.total_episodes[mine], -plan.effective_steps[mine])]
-        x, y = plan.total_episodes[front], plan.effective_steps[front]
-        right.plot(x, y, drawstyle="steps-post", **style)
+        mine = plan.design == index
+        x, y = plan.num_steps[mine], plan.signal_to_noise[mine]
+        front = figures.front_of(-x, -y)[::-1]
+        lines += left.plot(x[front], y[front], label=design.name, **style)
+        x, y = plan.total_episodes[mine], plan.effective_steps[mine]
+        front = figures.front_of(x, -y)
+        right.plot(x[front], y[front], drawstyle="steps-post", **style)
     best = plan.recommended
-    star: dict[str, Any] = STAR | {"color": "#f0c000"}
+    star: dict[str, Any] = figures.STAR | {"color": "#f0c000"}
     if draws:
         x, y = plan.num_steps[best], plan.signal_to_noise[best]
         lines += left.plot(x, y, label="recommended", **star)
@@ -63,16 +51,16 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "", draws: bool = True) ->
     right.set_title("What more computing buys", fontsize=11)
     for axes in (left, right):
         axes.set(xscale="log", yscale="log")
-    plain(left, right)
+    figures.plain(left, right)
     # Leaves out designs that achieve next to nothing, which would stretch the axis.
     top = plan.effective_steps.max()
     bottom = max(top / 300, plan.effective_steps.min() / 1.3)
     shown = plan.total_episodes[plan.effective_steps >= bottom]
     right.set(xlim=(shown.min() / 1.4, shown.max() * 1.4), ylim=(bottom, top * 1.6))
     for axis in (left.xaxis, left.yaxis, right.xaxis, right.yaxis):
-        plain_ticks(axis, *axis.get_view_interval())
+        figures.plain_ticks(axis, *axis.get_view_interval())
     place: dict[str, Any] = {"loc": "outside lower center", "ncols": 2}
     figure.legend(handles=lines, frameon=False, fontsize=9, **place)
     if title:
         figure.suptitle(title, fontsize=12)
-    save(figure, path)
+    figures.save(figure, path)

@@ -54,7 +54,7 @@ def kept_figures(module, patch):
 def drawn(tmp_path_factory):
     path, parts = tmp_path_factory.mktemp("curve") / "new" / "curve.png", []
     with pytest.MonkeyPatch.context() as patch:
-        figures = kept_figures(curve_plot, patch)
+        figures = kept_figures(curve_plot.figures, patch)
         curve = curve_plot.plot_curve(
             STEP,
             path,  # the folder is created

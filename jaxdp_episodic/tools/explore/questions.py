@@ -59,10 +59,20 @@ def answer(part: str, question: Any) -> dict[str, Any]:
             using_engine("numpy"),
             warnings.catch_warnings(record=True, action="always") as caught,
         ):
-            request = _request(question)
-            content = PARTS[part](request, question.get("epsilon"))
+            fields = question.get("request") if isinstance(question, Mapping) else None
+            if not isinstance(fields, Mapping):
+                shown = _validation.shown(question)
+                raise TypeError(f"request must be a table, got {shown}")
+            request = requests.EpsilonRequest.from_dict(fields, where="request")
+            content = PARTS[part](_checked(request), question.get("epsilon"))
     except (TypeError, ValueError, NotImplementedError, MemoryError) as error:
-        return {"error": _error(error)}
+        # The library takes arrays, but the page does not.
+        text = _validation.one_line(error).replace(" or an array of numbers", "")
+        found, place = _FIELD.match(text), ""
+        if found is not None:  # the message names a field
+            place = ".".join(filter(None, (found[1].removeprefix("."), found[2])))
+            text = text[text.index(": ") + 2 :]
+        return {"error": {"place": place, "message": text}}
     caveats = [
         *(str(warning.message) for warning in caught),
         *requests.caveats_on(request),
@@ -74,14 +84,6 @@ def reply(line: bytes) -> dict[str, Any]:
     """Returns the answer to a line of JSON: the part's name, and the question."""
     part, question = parse_json(line, allow_infinity=False)
     return answer(part, question)
-
-
-def _request(question: Any) -> requests.EpsilonRequest:
-    if not isinstance(question, Mapping) or not isinstance(
-        fields := question.get("request"), Mapping
-    ):
-        raise TypeError(f"request must be a table, got {_validation.shown(question)}")
-    return _checked(requests.EpsilonRequest.from_dict(fields, where="request"))
 
 
 def _checked(request: requests.EpsilonRequest) -> requests.EpsilonRequest:
@@ -99,18 +101,6 @@ def _checked(request: requests.EpsilonRequest) -> requests.EpsilonRequest:
             f"of shape {request.shape}"
         )
     return request
-
-
-def _error(error: Exception) -> dict[str, str]:
-    """The message of an error, and the field that it names, if it names one."""
-    text = _validation.one_line(error)
-    # The library takes arrays, but the page does not.
-    text = text.replace(" or an array of numbers", "")
-    found = _FIELD.match(text)
-    if found is None:
-        return {"place": "", "message": text}
-    field = ".".join(filter(None, (found[1].removeprefix("."), found[2])))
-    return {"place": field, "message": text[text.index(": ") + 2 :]}
 
 
 # The following functions take checked requests, with single numbers as fields.

@@ -27,13 +27,7 @@ from jaxdp_episodic.files.csv_file import column_places, csv_lines
 from jaxdp_episodic.files.json_file import json_lines, parse_json
 from jaxdp_episodic.files.parquet_file import parquet_batches
 from jaxdp_episodic.files.table_file import check_suffix, writing
-from jaxdp_episodic.tools.requests.request import (
-    CalibrationRequest,
-    EpsilonRequest,
-    Request,
-    read_population,
-    with_population,
-)
+from jaxdp_episodic.tools.requests import request as requests
 from jaxdp_episodic.trainer.data.table import unit_labels
 
 _POPULATION = "population"
@@ -68,7 +62,7 @@ class _Group:
     rows: list[int] = field(default_factory=list)
     numbers: list[list[float]] = field(default_factory=list)
 
-    def request(self, part: Any) -> Request:
+    def request(self, part: Any) -> requests.Request:
         """The request for some of the rows: with scalars for one row, else arrays."""
         leaves = dict(self.fixed)
         rows = [self.numbers[row] for row in part]
@@ -79,8 +73,12 @@ class _Group:
             leaves[path] = np.array(column, kind) if len(column) > 1 else column[0]
         mapping = nested(leaves.items())
         if self.tree is not None:
-            mapping = with_population(mapping, self.tree)
-        kind = CalibrationRequest if "calibrate" in mapping else EpsilonRequest
+            mapping = requests.with_population(mapping, self.tree)
+        kind = (
+            requests.CalibrationRequest
+            if "calibrate" in mapping
+            else requests.EpsilonRequest
+        )
         return kind.from_dict({"type": kind.__name__, **mapping}, where="request")
 
 
@@ -133,7 +131,7 @@ def _add_to_group(
         fixed = {("version",): 1, ("method",): method} | fixed
         tree = None
         if (_POPULATION,) in fixed:
-            tree = read_population(fixed.pop((_POPULATION,)), base)
+            tree = requests.read_population(fixed.pop((_POPULATION,)), base)
         group = groups[key] = _Group(fixed, paths, tree)
     group.rows.append(index)
     group.numbers.append([leaves[path] for path in paths])

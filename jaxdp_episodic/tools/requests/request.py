@@ -19,6 +19,7 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.releases import RELEASES
 from jaxdp_episodic.accountant.describe.spec import Spec, refuse_hostile, set_checked
 from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.questions import calibration
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import (
     PrivacyInfo,
@@ -26,11 +27,6 @@ from jaxdp_episodic.accountant.questions.api import (
     check_step,
     delta,
     epsilon,
-)
-from jaxdp_episodic.accountant.questions.calibration import (
-    calibrate_noise_multiplier,
-    calibrate_num_steps,
-    calibrate_rate,
 )
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.csv_file import read_csv_columns
@@ -228,11 +224,13 @@ class CalibrationRequest(_Request):
             name: getattr(self, name) for name in ("epsilon", "delta", "method")
         }
         if self.calibrate == NUM_STEPS:
-            return calibrate_num_steps(self.step, **target)
+            return calibration.calibrate_num_steps(self.step, **target)
         target["num_steps"] = self.num_steps
         if self.calibrate == RATE:
-            return calibrate_rate(self.step, level=str(self.level), **target)
-        return calibrate_noise_multiplier(self.step, **target)
+            return calibration.calibrate_rate(
+                self.step, level=str(self.level), **target
+            )
+        return calibration.calibrate_noise_multiplier(self.step, **target)
 
 
 Request = EpsilonRequest | CalibrationRequest
@@ -333,28 +331,24 @@ def _ids(table: Mapping[str, Any], levels: list[str], folder: Path) -> dict[str,
             "population.file must lie in the request's folder or below it, "
             f"got {name!r}"
         )
-    ids: dict[str, Any] = dict(_columns(path, levels))
+    if path.suffix not in (".csv", ".npz"):
+        raise ValueError(f"population.file must end in .csv or .npz, got {path.name!r}")
+    try:
+        if path.suffix == ".npz":
+            ids: dict[str, Any] = read_arrays(path, max_bytes=_MAX_BYTES, names=levels)
+        else:
+            ids = read_csv_columns(path, levels, max_bytes=_MAX_BYTES)
+            for level, column in ids.items():
+                check_text_size(level, column)
+                ids[level] = np.array(column, str)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
     if "row_level" in table:
         (row_level,) = _names("row_level", [table["row_level"]])
         if row_level in ids:
             raise ValueError(f"population.row_level: {row_level!r} is among levels")
         ids[row_level] = None
     return ids
-
-
-def _columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
-    """The named columns of a table of records."""
-    try:
-        if path.suffix == ".npz":
-            return read_arrays(path, max_bytes=_MAX_BYTES, names=names)
-        if path.suffix == ".csv":
-            columns = read_csv_columns(path, names, max_bytes=_MAX_BYTES)
-            for name, column in columns.items():
-                check_text_size(name, column)
-            return {name: np.array(cells, str) for name, cells in columns.items()}
-    except ValueError as error:
-        raise ValueError(f"{path.name}: {error}") from None
-    raise ValueError(f"population.file must end in .csv or .npz, got {path.name!r}")
 
 
 def _names(key: str, value: Any) -> list[str]:

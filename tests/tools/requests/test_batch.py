@@ -326,7 +326,7 @@ def test_the_command_makes_the_folder_after_its_checks(tmp_path, capsys, monkeyp
         assert run(["epsilon", *what, "--out", str(out)]) == 0
         assert out.is_file()
     monkeypatch.setattr(
-        "jaxdp_episodic.tools.cli.answers.unit_budgets", None
+        "jaxdp_episodic.tools.requests.batch.unit_budgets", None
     )  # nothing was evaluated
     capsys.readouterr()
     assert run(["epsilon", str(file), "--per-unit", "--out", "a.txt"]) == 2

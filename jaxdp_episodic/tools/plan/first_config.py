@@ -395,7 +395,7 @@ def _prices(
     number = int(filled.min() if is_slots else filled.max())
     episode = dataclasses.replace(request.episode, population=number)
     other = dataclasses.replace(request, neighboring_relation=relation, episode=episode)
-    kind = plans.POISSON, design.examples, design.clip_unit
+    kind = question.POISSON, design.examples, design.clip_unit
     for one in plans.possible_designs(other, tree):
         if (one.scheme, one.examples, one.clip_unit) == kind:
             with contextlib.suppress(ValueError, NotImplementedError):

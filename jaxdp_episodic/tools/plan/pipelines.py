@@ -17,9 +17,9 @@ from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.accountant.describe.schemes import ORIGINAL, PERSON
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
-from jaxdp_episodic.tools.plan.plan import POISSON, budgeted, possible_designs
+from jaxdp_episodic.tools.plan.plan import budgeted, possible_designs
+from jaxdp_episodic.tools.plan.question import POISSON, PlanDescription, PlanRequest
 from jaxdp_episodic.tools.plan.question import STEPS as MEASURED_STEPS
-from jaxdp_episodic.tools.plan.question import PlanDescription, PlanRequest
 from jaxdp_episodic.trainer.config.training_parts import (
     MIXED,
     NUM_WAVELETS,

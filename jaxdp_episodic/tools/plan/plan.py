@@ -35,25 +35,10 @@ from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.bands import choose_bands
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.files.table_file import writing
-from jaxdp_episodic.tools.plan.question import (
-    BLOCKS,
-    EPOCHS,
-    FIXED,
-    INDEPENDENT,
-    POISSON,
-    Compute,
-    PlanDescription,
-    PlanRequest,
-    learning_rate,
-)
+from jaxdp_episodic.tools.plan import question
 from jaxdp_episodic.trainer.draw.complete import Needs
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
-from jaxdp_episodic.trainer.run.checks import (
-    LEAST_IN_RUN,
-    LEAST_SHARE,
-    better_settings,
-    level_of_slots,
-)
+from jaxdp_episodic.trainer.run import checks
 
 _MAX_INDEPENDENT = 10**6  # episodes per step; no pool of classes bounds them
 
@@ -62,7 +47,7 @@ _MAX_INDEPENDENT = 10**6  # episodes per step; no pool of classes bounds them
 class Design:
     """One way to draw the episodes of a step, for any number of episodes."""
 
-    request: PlanRequest
+    request: question.PlanRequest
     population: Population  # of two levels: classes or tasks, and examples
     name: str  # in tables and pictures
     scheme: str  # one of `SCHEMES`
@@ -76,13 +61,13 @@ class Design:
         ours, theirs = (
             (d.clip_unit, d.examples, d.is_multistage) for d in (self, other)
         )
-        return self.scheme == POISSON and ours == theirs
+        return self.scheme == question.POISSON and ours == theirs
 
     def sampling(self, number: Any) -> Sampling:
         """Returns the sampling for a mean number of episodes, or an array of them."""
         request, episode = self.request, self.request.episode
         rate = np.minimum(np.asarray(number) / self.most_episodes, 1.0)[()]
-        if self.scheme == BLOCKS:
+        if self.scheme == question.BLOCKS:
             assert request.num_people is not None
             return PeopleBlocks(
                 num_people=request.num_people,
@@ -95,14 +80,14 @@ class Design:
         bound = episode.population
         examples = WithoutReplacement(example, size=self.examples, population=bound)
         scheme: Any = Poisson(level, sampling_probability=rate)
-        if self.scheme == INDEPENDENT:
+        if self.scheme == question.INDEPENDENT:
             units = WithoutReplacement(unit, size=ways or 1, population=everyone)
             one = MultistageSampling(units, examples)
             return IndependentEpisodes(one, num_episodes=_whole(number))
-        if self.scheme == EPOCHS:
+        if self.scheme == question.EPOCHS:
             length = _whole(self.most_episodes / np.asarray(number, np.float64))
             scheme = RandomAllocation(level, steps_per_epoch=length)
-        elif self.scheme == FIXED:
+        elif self.scheme == question.FIXED:
             known = everyone if ways is None else None
             scheme = WithoutReplacement(level, size=_whole(number), population=known)
         if ways is None:
@@ -113,7 +98,7 @@ class Design:
 
     def step(self, episodes: Any, noise: Any = 1.0) -> GaussianStep:
         """Returns the step for a mean number of episodes, or an array of them."""
-        request, in_blocks = self.request, self.scheme == BLOCKS
+        request, in_blocks = self.request, self.scheme == question.BLOCKS
         uses_sizes = request.episode.population is None and not in_blocks
         sampling, people = self.sampling(episodes), request.people
         unit, people = bounds_with_copies(
@@ -148,7 +133,7 @@ class Design:
 
     def complete(self, episodes: np.ndarray) -> np.ndarray:
         """Returns (2, n): mean and maximum of complete contributions per step."""
-        if self.scheme == BLOCKS:
+        if self.scheme == question.BLOCKS:
             return np.stack([episodes, episodes])
         numbers, place = np.unique(episodes, return_inverse=True)
         if self.clip_unit != STEP:  # an episode's draw does not depend on the number
@@ -162,7 +147,7 @@ class Design:
                 clip_unit=str(step.clip_unit),
                 population_is_accounted=step.population is not None,
                 privacy_unit=step.privacy_unit,
-                slots_of=level_of_slots(step),
+                slots_of=checks.level_of_slots(step),
             )
             found.append(sampler.complete_units(self._needs))
         means = np.array([(units.complete, units.most) for units in found])[place].T
@@ -172,7 +157,7 @@ class Design:
     def better(self, episodes: float, share: float) -> str:
         """Returns the end of a sentence: settings with more complete contributions."""
         step = self.step(episodes)
-        return better_settings(share, step, self.population, self._needs)
+        return checks.better_settings(share, step, self.population, self._needs)
 
     @property
     def _needs(self) -> Needs:
@@ -180,25 +165,27 @@ class Design:
         return Needs.of(episode.shots, episode.ways is None)
 
 
-def possible_designs(request: PlanRequest, population: Population) -> list[Design]:
+def possible_designs(
+    request: question.PlanRequest, population: Population
+) -> list[Design]:
     """Returns the designs of N-way episodes from a pool of classes, or of tasks."""
     episode, sizes = request.episode, sorted(set(request.episode.examples))
     unit, _ = _levels(population, episode.ways)
     most = population.num_units(1) // (episode.ways or 1)
     if episode.ways is None:
         rows = [
-            (f"Poisson, each {unit} clipped", POISSON, unit),
-            ("Poisson, whole step clipped", POISSON, STEP),
-            (f"epochs, each {unit} clipped", EPOCHS, unit),
-            (f"fixed number, each {unit} clipped", FIXED, unit),
+            (f"Poisson, each {unit} clipped", question.POISSON, unit),
+            ("Poisson, whole step clipped", question.POISSON, STEP),
+            (f"epochs, each {unit} clipped", question.EPOCHS, unit),
+            (f"fixed number, each {unit} clipped", question.FIXED, unit),
         ]
     else:
         rows = [
-            ("grouped classes, Poisson episodes", POISSON, EPISODE),
-            ("grouped classes, epochs", EPOCHS, EPISODE),
-            ("grouped classes, fixed number", FIXED, EPISODE),
+            ("grouped classes, Poisson episodes", question.POISSON, EPISODE),
+            ("grouped classes, epochs", question.EPOCHS, EPISODE),
+            ("grouped classes, fixed number", question.FIXED, EPISODE),
         ]
-    rows.append(("independent episodes", INDEPENDENT, EPISODE))
+    rows.append(("independent episodes", question.INDEPENDENT, EPISODE))
     of_several = ", {} examples" if len(request.episode.examples) > 1 else ""
     everyone = int(np.max(population.children_counts[1], initial=1))
     everyone = max(everyone, episode.population or 0)
@@ -207,7 +194,7 @@ def possible_designs(request: PlanRequest, population: Population) -> list[Desig
     for size in (*(size for size in sizes if size < everyone), everyone):
         title = of_several.format(size) if size < everyone else ", all examples"
         for name, scheme, clip in rows:
-            limit = _MAX_INDEPENDENT if scheme == INDEPENDENT else most
+            limit = _MAX_INDEPENDENT if scheme == question.INDEPENDENT else most
             what = scheme, clip, size, size < everyone, limit
             designs.append(Design(request, population, name + title, *what))
     listed = request.num_people
@@ -215,12 +202,12 @@ def possible_designs(request: PlanRequest, population: Population) -> list[Desig
         people = _people_of(request, population, size)
         if people and listed is not None and listed >= people:
             name = f"blocks of {people:,} people" + of_several.format(size)
-            what = BLOCKS, EPISODE, size, True, listed // people
+            what = question.BLOCKS, EPISODE, size, True, listed // people
             designs.append(Design(request, population, name, *what))
     return designs
 
 
-def _people_of(request: PlanRequest, population: Population, size: int) -> int:
+def _people_of(request: question.PlanRequest, population: Population, size: int) -> int:
     """The fewest people who own, on average, what an episode draws; 0 if none do."""
     sizes, bound = population.children_counts[1], request.episode.population
     fewest = bound or int(np.min(sizes, initial=2**53))
@@ -257,7 +244,7 @@ TABLE = "plan.csv"
 CONFIG = "recommended.toml"
 # Schemes whose accounting takes seconds for a few points: independent episodes need a
 # sum over their number, random allocation a distribution for each length of an epoch.
-_SLOW = (INDEPENDENT, EPOCHS)
+_SLOW = (question.INDEPENDENT, question.EPOCHS)
 _GRID = (18, 18)  # tried numbers of episodes per step, and of steps
 _COARSE_GRID = (6, 5)  # the same for slow schemes
 _PEOPLE_GRID = (4, 3)  # the same if a person is in many episodes: seconds per point
@@ -310,7 +297,7 @@ class Plan(NamedTuple):
         )
 
 
-def make_plan(request: PlanRequest, population: Population) -> Plan:
+def make_plan(request: question.PlanRequest, population: Population) -> Plan:
     """Returns the candidates within the privacy and compute budgets, compared."""
     designs = [
         design
@@ -362,13 +349,13 @@ def _candidates(
             f"{compute.fewest_steps} steps of one episode exceed total_episodes"
         )
     gain = ""
-    if design.scheme == EPOCHS:
+    if design.scheme == question.EPOCHS:
         poisson = (c for c in others if c.design.is_poisson_form_of(design))
         episodes, steps, gain = in_epochs(
             design, next(poisson, None), (episodes, steps)
         )
     complete, most = design.complete(episodes)
-    some = most * steps >= LEAST_IN_RUN
+    some = most * steps >= checks.LEAST_IN_RUN
     if not some.any():
         share = float(np.max(complete / episodes))
         better = design.better(float(episodes[0]), share)
@@ -395,7 +382,7 @@ def _candidates(
 
 
 def budgeted(
-    compute: Compute, design: Design, weight: float, *, of_people: bool = False
+    compute: question.Compute, design: Design, weight: float, *, of_people: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns a grid of episodes per step and steps, up to the edge of the budget."""
     budget = compute.total_episodes / weight
@@ -404,7 +391,7 @@ def budgeted(
     if largest < 1:
         return np.zeros(0), np.zeros(0)
     sizes = _COARSE_GRID if design.scheme in _SLOW else _GRID
-    if of_people and design.scheme != BLOCKS:
+    if of_people and design.scheme != question.BLOCKS:
         sizes = _PEOPLE_GRID
     episodes = np.unique(np.rint(np.geomspace(1, largest, sizes[0])))
     grid = np.geomspace(compute.fewest_steps, compute.most_steps, sizes[1])
@@ -468,7 +455,7 @@ def advice(plan: Plan) -> list[str]:
     episodes = float(plan.episodes_per_step[best])
     drawn = 1.0 if design.clip_unit == STEP else episodes
     share = float(plan.complete_per_step[best]) / drawn
-    if share >= LEAST_SHARE:
+    if share >= checks.LEAST_SHARE:
         return []
     better = design.better(episodes, share)
     return [f"few of the recommended design's contributions are complete{better}"]
@@ -508,7 +495,7 @@ def effective_steps(
 
 
 def training_config(
-    plan: Plan, description: PlanDescription, candidate: int | None = None
+    plan: Plan, description: question.PlanDescription, candidate: int | None = None
 ) -> dict[str, Any] | None:
     """Returns the training config of a candidate, by default of the recommended one.
 
@@ -518,14 +505,17 @@ def training_config(
     train, request = description.train, description.request
     index = plan.recommended if candidate is None else candidate
     design = plan.designs[int(plan.design[index])]
-    if train is None or description.data is None or design.scheme == BLOCKS:
+    if train is None or description.data is None or design.scheme == question.BLOCKS:
         return None
     episodes = float(plan.episodes_per_step[index])
     num_steps = int(plan.num_steps[index])
     sampling = spec_to_dict(design.sampling(episodes))
     sampling.pop("version")
     config = config_around(description, num_steps, design.clip_unit, sampling)
-    meant_for, rate = request.learning.learning_rate_steps, learning_rate(train)
+    meant_for, rate = (
+        request.learning.learning_rate_steps,
+        question.learning_rate(train),
+    )
     if meant_for is not None and rate is not None:
         scaled = rate * math.sqrt(meant_for / num_steps)
         rounded = float(f"{scaled:.4g}")
@@ -538,7 +528,7 @@ def training_config(
 
 
 def config_around(
-    description: PlanDescription, num_steps: int, clip_unit: str, sampling: Any
+    description: question.PlanDescription, num_steps: int, clip_unit: str, sampling: Any
 ) -> dict[str, Any]:
     """Returns a training config of a plan's file, with this sampling and clip unit."""
     request, train = description.request, description.train or {}

@@ -22,30 +22,13 @@ from jaxdp_episodic.accountant.report.ledgers import LedgersContent, read_ledger
 from jaxdp_episodic.accountant.report.sentences import downward, protected_unit, upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.table_file import check_suffix
-from jaxdp_episodic.tools.cli.command import (
-    Options,
-    aligned,
-    facts,
-    recorded_warnings,
-    waiting,
-)
+from jaxdp_episodic.tools.cli import command
 from jaxdp_episodic.tools.cli.flags import UsageError
-from jaxdp_episodic.tools.requests.batch import (
-    answer_file,
-    unit_budgets,
-    write_unit_budgets,
-)
-from jaxdp_episodic.tools.requests.request import (
-    CalibrationRequest,
-    EpsilonRequest,
-    Request,
-    caveats_on,
-    read_request,
-    steps_of,
-)
+from jaxdp_episodic.tools.requests import batch
+from jaxdp_episodic.tools.requests import request as requests
 
 
-def do_epsilon(o: Options) -> list[str]:
+def do_epsilon(o: command.Options) -> list[str]:
     """The command ``epsilon``."""
     o.subject = o.file or o.batch or next(iter(o.ledger), "")
     _check_options(o)
@@ -60,13 +43,17 @@ def do_epsilon(o: Options) -> list[str]:
             raise UsageError("--method does not go with an adaptive run")
         return adaptive_lines(o.ledger[0], delta=o.delta, as_json=o.json)
     planned, caveats = {}, []
-    with recorded_warnings() as warned, waiting():
+    with command.recorded_warnings() as warned, command.waiting():
         if not o.ledger:
-            request = _request(o)
+            given = {"delta": o.delta, "num_steps": o.num_steps}
+            request = requests.read_request(o.file, requests.EpsilonRequest, **given)
             answer = request.answer()
         else:
             ledgers = read_ledgers(list(o.ledger))
-            request = _request_of(ledgers, o.delta, o.method or "exact")
+            step, num_steps = ledgers.run_charged()  # the cost of the charged steps
+            given = {"num_steps": num_steps, "method": o.method or "exact"}
+            delta = ledgers.delta if o.delta is None else o.delta
+            request = requests.EpsilonRequest(step=step, delta=delta, **given)
             answer = request.answer()
             # An epsilon at another delta cannot be compared with the plan's target.
             spent = answer if o.delta is None else None
@@ -77,21 +64,21 @@ def do_epsilon(o: Options) -> list[str]:
     return _answer_lines(request, answer, warned, as_json=o.json, more=planned)
 
 
-def do_calibrate(o: Options) -> list[str]:
+def do_calibrate(o: command.Options) -> list[str]:
     """The command ``calibrate``."""
-    with recorded_warnings() as warned, waiting():
-        request = read_request(o.file, CalibrationRequest)
+    with command.recorded_warnings() as warned, command.waiting():
+        request = requests.read_request(o.file, requests.CalibrationRequest)
         answer = request.answer()
     return _answer_lines(request, answer, warned, as_json=o.json, more={})
 
 
-def do_log(o: Options) -> list[str]:
+def do_log(o: command.Options) -> list[str]:
     """The command ``log``."""
     with ledger_file.refusing(o.dir), ledger_file.run_file(o.dir) as file:
         return [json.dumps(line, allow_nan=False) for line in _records_of(file)]
 
 
-def _check_options(o: Options) -> None:
+def _check_options(o: command.Options) -> None:
     """Refuses options of ``epsilon`` that exclude or need each other."""
     is_table = o.batch is not None or o.per_unit
     given = {"--delta": o.delta, "--num-steps": o.num_steps, "--json": o.json or None}
@@ -119,24 +106,10 @@ def _check_options(o: Options) -> None:
             raise UsageError(message)
 
 
-def _request(o: Options) -> EpsilonRequest:
-    given = {"delta": o.delta, "num_steps": o.num_steps}
-    return read_request(o.file, EpsilonRequest, **given)
-
-
-def _request_of(
-    ledgers: LedgersContent, delta: float | None, method: str
-) -> EpsilonRequest:
-    """The request for the cost of the steps that the ledgers charge."""
-    step, num_steps = ledgers.run_charged()
-    delta = ledgers.delta if delta is None else delta
-    return EpsilonRequest(step=step, num_steps=num_steps, delta=delta, method=method)
-
-
-def _batch(o: Options) -> list[str]:
+def _batch(o: command.Options) -> list[str]:
     """Answers a file of requests; reports how many rows have errors."""
-    with waiting("answering") as say:
-        number, failed, first = answer_file(
+    with command.waiting("answering") as say:
+        number, failed, first = batch.answer_file(
             o.batch,
             o.out,
             method=o.method or "rdp",
@@ -146,24 +119,25 @@ def _batch(o: Options) -> list[str]:
     return [*lines, *([f"the first: {first}"] if first else [])]
 
 
-def _per_unit(o: Options) -> list[str]:
+def _per_unit(o: command.Options) -> list[str]:
     """Writes each protected unit's own epsilon."""
-    request = _request(o)
+    given = {"delta": o.delta, "num_steps": o.num_steps}
+    request = requests.read_request(o.file, requests.EpsilonRequest, **given)
     if request.delta is None:
         raise ValueError("--per-unit computes epsilons: the request needs a delta")
-    budgets = unit_budgets(
+    budgets = batch.unit_budgets(
         request.planned("--per-unit"),
         num_steps=request.num_steps,
         delta=request.delta,
         method=request.method,
     )
-    write_unit_budgets(o.out, budgets)
+    batch.write_unit_budgets(o.out, budgets)
     largest = upward(float(budgets.epsilon.max(initial=0.0)), 5)
     lines = [f"{budgets.epsilon.size:,} units, largest epsilon {largest}"]
     if budgets.rate_rounding:
         share = upward(budgets.rate_rounding, 2)
         lines.append(f"rates are rounded up, by at most {share} of their value")
-    if steps_of(request)[0].neighboring_relation == "add_remove":
+    if requests.steps_of(request)[0].neighboring_relation == "add_remove":
         lines.append("private: under add_remove the table discloses sizes")
     return lines
 
@@ -172,18 +146,30 @@ def _answer_lines(
     request: Any, answer: Any, warned: list[str], *, as_json: bool, more: dict[str, Any]
 ) -> list[str]:
     """The answer with warnings, as a table or as JSON; ``more`` goes into the JSON."""
-    caveats = [*warned, *caveats_on(request)]
-    if not as_json:
-        return [answer_table(request, answer, caveats)]
-    document = answer_document(request, answer, caveats) | more
-    return [json.dumps(document, allow_nan=False)]
+    caveats = [*warned, *requests.caveats_on(request)]
+    if as_json:
+        return [json.dumps(_document(request, answer, caveats) | more, allow_nan=False)]
+    lines = command.facts(_facts(request, answer if np.ndim(answer) == 0 else None))
+    if np.ndim(answer):  # one row per setting: the fields that vary, then the answer
+        varying = {k: v for k, v in _numbers(request) if np.size(v) != 1}
+        varying.pop(request.quantity, None)  # a field that the answer replaces
+        columns = {
+            name: list(map(_shown, np.broadcast_to(v, answer.shape).ravel().tolist()))
+            for name, v in varying.items()
+        }
+        answers = answer.ravel().tolist()
+        columns[_label(request)] = [_rounded(request, value) for value in answers]
+        rules = ["-" * max(map(len, [n, *cells])) for n, cells in columns.items()]
+        cells = zip(*columns.values(), strict=True)
+        lines += ["", *command.aligned([tuple(columns), rules, *cells])]
+    return lines + [f"warning: {caveat}" for caveat in caveats]
 
 
-def answer_document(
-    request: Request, answer: Any, caveats: list[str]
+def _document(
+    request: requests.Request, answer: Any, caveats: list[str]
 ) -> dict[str, Any]:
-    """Returns the answer as JSON: arrays as nested lists, infinity as "inf"."""
-    steps = steps_of(request)
+    """The answer as JSON: arrays as nested lists, infinity as "inf"."""
+    steps = requests.steps_of(request)
     names = ("calibrate", "level", "num_steps", "delta", "epsilon")
     question = {name: plain(getattr(request, name, None)) for name in names}
     people = [plain(step.people.numbers) for step in steps if step.people is not None]
@@ -201,33 +187,24 @@ def answer_document(
     }
 
 
-def _relation(request: Request) -> str | None:
+def _relation(request: requests.Request) -> str | None:
     """The relation of the run; None if no part of it names one."""
     named = (part.neighboring_relation for part in parts_of(request.step))
     return next((relation for relation in named if relation is not None), None)
 
 
-def answer_table(request: Request, answer: Any, caveats: list[str]) -> str:
-    """Returns the answer as text, with one row per setting if there are several."""
-    varying = {k: v for k, v in _numbers(request) if np.size(v) != 1}
-    varying.pop(request.quantity, None)  # a field of the step that the answer replaces
-    lines = facts(_facts(request, answer if np.ndim(answer) == 0 else None))
-    if np.ndim(answer):
-        lines += ["", *_grid(request, answer, varying)]
-    lines += [f"warning: {caveat}" for caveat in caveats]
-    return "\n".join(lines)
-
-
-def _facts(request: Request, answer: Any) -> dict[str, str]:
+def _facts(request: requests.Request, answer: Any) -> dict[str, str]:
     """The facts of an answer by name, the answer itself first unless it is a grid."""
-    steps = steps_of(request)
+    steps = requests.steps_of(request)
     rows = {}
     if answer is not None:
         rows[_label(request)] = f"{_rounded(request, answer)}   ({request.nature})"
     for name in ("epsilon", "delta", "num_steps"):
         value = getattr(request, name)
         if value is not None and np.ndim(value) == 0:
-            is_target = name == "epsilon" and isinstance(request, CalibrationRequest)
+            is_target = name == "epsilon" and isinstance(
+                request, requests.CalibrationRequest
+            )
             rows[name.replace("_", " ")] = _shown(value) + " (target)" * is_target
     if isinstance(request.step, ComposedSteps):
         counts = request.step.counts
@@ -245,17 +222,6 @@ def _facts(request: Request, answer: Any) -> dict[str, str]:
     return rows | {"method": request.method}
 
 
-def _grid(request: Request, answer: np.ndarray, varying: dict[str, Any]) -> list[str]:
-    """One row per setting: the fields that vary, then the answer."""
-    columns = {
-        name: list(map(_shown, np.broadcast_to(values, answer.shape).ravel().tolist()))
-        for name, values in varying.items()
-    }
-    columns[_label(request)] = [_rounded(request, v) for v in answer.ravel().tolist()]
-    rules = ["-" * max(map(len, [name, *cells])) for name, cells in columns.items()]
-    return aligned([tuple(columns), rules, *zip(*columns.values(), strict=True)])
-
-
 def _numbers(value: Any, name: str = "", prefix: str = "") -> list[tuple[str, Any]]:
     """All numeric fields of a request, named like "school.size"."""
     if value is None or isinstance(value, Population | AdaptiveRun | str | bool):
@@ -271,8 +237,8 @@ def _numbers(value: Any, name: str = "", prefix: str = "") -> list[tuple[str, An
     return [found for part in parts for found in part]
 
 
-def _label(request: Request) -> str:
-    if isinstance(request, CalibrationRequest) and request.level is not None:
+def _label(request: requests.Request) -> str:
+    if isinstance(request, requests.CalibrationRequest) and request.level is not None:
         return f"rate of {request.level}"
     return request.quantity.replace("_", " ")
 
@@ -281,7 +247,7 @@ def _shown(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def _rounded(request: Request, value: float) -> str:
+def _rounded(request: requests.Request, value: float) -> str:
     """A few digits of the answer, rounded to the safe side."""
     if isinstance(value, int | np.integer):
         return f"{value:,}"
@@ -318,7 +284,7 @@ def adaptive_lines(path: Path, *, delta: float | None, as_json: bool) -> list[st
             ("protected", f"{protected_unit(step)} ({step.neighboring_relation})"),
             ("ended", "by its own choice" if content.has_ended else "not yet"),
         ]
-        return [*facts(rows), *(f"warning: {text}" for text in warned)]
+        return [*command.facts(rows), *(f"warning: {text}" for text in warned)]
     prices = [run for run in budget.runs if run.budget is not None]
     document = {
         "version": 1,

@@ -15,12 +15,7 @@ from jaxdp_episodic.tools.cli.command import Options, use_all_cores
 from jaxdp_episodic.tools.cli.flags import PROGRAM
 from jaxdp_episodic.tools.plots.figures import plot_audit
 from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
-from jaxdp_episodic.trainer.audit.report import (
-    AuditRow,
-    audit_document,
-    audit_markdown,
-    release_rows,
-)
+from jaxdp_episodic.trainer.audit import report
 from jaxdp_episodic.trainer.config.training_config import read_config
 
 VIOLATED = 3  # exit code
@@ -39,21 +34,38 @@ def do_audit(o: Options) -> list[str]:
         o.kind = "step" if "data" in read_toml(o.file) else "mechanism"
     attempt = _mechanism if o.kind == "mechanism" else _canaries
     rows = attempt(o)
-    document = audit_document(
+    document = report.audit_document(
         rows, program=PROGRAM, kind=o.kind, seed=o.seed, file=o.file.name
     )
     text = json.dumps(document, indent=1, allow_nan=False)
     (o.out / "audit.json").write_text(text + "\n", encoding="utf-8")
-    (o.out / "audit.md").write_text(audit_markdown(rows), encoding="utf-8")
+    (o.out / "audit.md").write_text(report.audit_markdown(rows), encoding="utf-8")
     if importlib.util.find_spec("matplotlib") is not None:
         plot_audit(rows, o.out / "audit.png", title=o.file.stem)
     o.code = VIOLATED if any(row.is_violated for row in rows) else 0
     sure = f"{100 * o.confidence:.10g}% confidence each"
-    lines = [line for row in rows for line in _lines_of(row)]
+    lines = []
+    for row in rows:  # claims are rounded up, audited bounds down
+        rdp = "" if row.claimed_rdp is None else f" ({upward(row.claimed_rdp)} RDP)"
+        audited, claimed = downward(row.audited), upward(row.claimed_exact)
+        head = f"{row.attacker}, delta {row.delta:g}: audited {audited}, claimed "
+        shown = f"{audited} was shown"
+        if row.is_violated:
+            claim = upward(row.claimed)
+            verdict = f"VIOLATED: the claim of {claim} is disproved, {shown}"
+        elif row.is_above:
+            # At 95% confidence this happens to one in twenty claims that are exact.
+            verdict = (
+                f"{shown}, which is above the claim, but not with 99.99% confidence: "
+                "repeat the audit with more draws"
+            )
+        else:
+            verdict = f"the claim of {claimed} is not disproved: {shown}"
+        lines += [f"{head}{claimed}{rdp}", f"  {verdict}"]
     return [*lines, f"{sure}; written: {o.out}"]
 
 
-def _mechanism(o: Options) -> list[AuditRow]:
+def _mechanism(o: Options) -> list[report.AuditRow]:
     """Simulates the mechanism of a request."""
     if o.privacy_unit is not None:
         raise ValueError(
@@ -83,14 +95,14 @@ def _mechanism(o: Options) -> list[AuditRow]:
             on_draws=progress.advance,
             **_chosen(o),
         )
-    return release_rows(o.file.stem, audit, "two data sets, drawn")
+    return report.release_rows(o.file.stem, audit, "two data sets, drawn")
 
 
 def _chosen(o: Options) -> dict[str, Any]:
     return {"confidence": o.confidence, "seed": o.seed}
 
 
-def _canaries(o: Options) -> list[AuditRow]:
+def _canaries(o: Options) -> list[report.AuditRow]:
     """Trains with canaries, as the training config describes."""
     if o.delta is not None:
         raise ValueError("--delta is for --kind mechanism; a run names its own")
@@ -119,10 +131,10 @@ def _canaries(o: Options) -> list[AuditRow]:
     canaries = f"{guesses.num_canaries} {audit.kind} canaries ({audit.privacy_unit})"
     claimed = audit.claimed_rdp, audit.claimed_exact
     named = o.file.stem, f"one run, {canaries}"
-    return [AuditRow(*named, guesses.delta, *claimed, guesses)]
+    return [report.AuditRow(*named, guesses.delta, *claimed, guesses)]
 
 
-def _step(o: Options, training: Any) -> list[AuditRow]:
+def _step(o: Options, training: Any) -> list[report.AuditRow]:
     """Repeats one step, and the private statistics before it, with a canary."""
     # Imported here: Flax costs a second.
     from jaxdp_episodic.trainer.audit.training import audit_statistics, audit_steps
@@ -136,28 +148,9 @@ def _step(o: Options, training: Any) -> list[AuditRow]:
         with ProgressBar(standard_error(), "releases", 2 * draws) as progress:
             found = audit_statistics(training, on_draws=progress.advance, **how)
         what = f"{before} private statistics, a canary"
-        rows += release_rows(o.file.stem, found, what)
+        rows += report.release_rows(o.file.stem, found, what)
     if training.budget.num_steps > before:
         with ProgressBar(standard_error(), "steps", 2 * draws) as progress:
             found = audit_steps(training, on_step=lambda n, _: progress.show(n), **how)
-        rows += release_rows(o.file.stem, found, "one step, gradient canary")
+        rows += report.release_rows(o.file.stem, found, "one step, gradient canary")
     return rows
-
-
-def _lines_of(row: AuditRow) -> list[str]:
-    """The result and the verdict. Claims are rounded up, audited bounds down."""
-    rdp = "" if row.claimed_rdp is None else f" ({upward(row.claimed_rdp)} RDP)"
-    audited, claimed = downward(row.audited), upward(row.claimed_exact)
-    head = f"{row.attacker}, delta {row.delta:g}: audited {audited}, claimed {claimed}"
-    shown = f"{audited} was shown"
-    if row.is_violated:
-        verdict = f"VIOLATED: the claim of {upward(row.claimed)} is disproved, {shown}"
-    elif row.is_above:
-        # At 95% confidence this happens to one in twenty claims that are exact.
-        verdict = (
-            f"{shown}, which is above the claim, but not with 99.99% confidence: "
-            "repeat the audit with more draws"
-        )
-    else:
-        verdict = f"the claim of {claimed} is not disproved: {shown}"
-    return [head + rdp, f"  {verdict}"]

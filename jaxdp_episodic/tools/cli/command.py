@@ -13,11 +13,11 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxdp_episodic._validation import one_line
 from jaxdp_episodic.accountant._kernel_cache import CACHE_VARIABLE, kernel_folder
-from jaxdp_episodic.tools.cli.flags import PROGRAM, UsageError
+from jaxdp_episodic.tools.cli.flags import PROGRAM
 
 _RESEND_S = 0.05  # until a signal that was lost in a callback is sent again
 _JOIN_S = 300  # until a process that nobody joins gives up: clusters start slowly
@@ -88,11 +88,6 @@ def use_all_cores() -> None:
         has_affinity = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
         os.environ["XLA_FLAGS"] = f"{flags} {flag}={cores}".strip()
-
-
-def keep_our_sigterm() -> None:
-    """Makes JAX leave SIGTERM to us, as we commit a checkpoint; call it before JAX."""
-    os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "false"
 
 
 @contextlib.contextmanager
@@ -175,10 +170,6 @@ USER_ERRORS = (
 COMPUTING = "computing (the first question of a kind compiles)"
 
 
-# Commands whose outcome has the library's warnings already.
-_PRINT_WARNINGS_THEMSELVES = ("sweep", "train", "tune", "book")
-
-
 class Options(types.SimpleNamespace):
     """The values of a command's options; what the command does may set these as well.
 
@@ -195,45 +186,6 @@ class Options(types.SimpleNamespace):
 
     def __getattr__(self, name: str) -> Any:  # for checkers of types
         raise AttributeError(name)
-
-
-class Command(NamedTuple):
-    """A command that was given."""
-
-    name: str
-    work: Callable[[Options], list[str]]
-    options: Options
-
-    def run(self) -> int:
-        """Does the work and prints the outcome; returns the exit code."""
-        code = self._run(self.options)
-        # The other processes of a run must not wait for this one.
-        if code and vars(self.options).get("distributed"):
-            end_process(code)
-        return code
-
-    def _run(self, o: Options) -> int:
-        unchanged = contextlib.nullcontext([])
-        # The server of `explore` handles signals itself.
-        signals = unchanged if self.name == "explore" else ended_by_sigterm()
-        prints = self.name.partition(" ")[0] in _PRINT_WARNINGS_THEMSELVES
-        try:
-            with signals, unchanged if prints else recorded_warnings() as texts:
-                lines = self.work(o)
-        except USER_ERRORS as error:
-            subject = "" if isinstance(error, UsageError) else str(o.subject)
-            text = reason(error, subject)
-            print_error(text if text.startswith(subject) else f"{subject}: {text}")
-            return USER_ERROR
-        except KeyboardInterrupt as end:
-            if o.left_behind is None:
-                raise
-            is_terminated, left = isinstance(end, Terminated), o.left_behind()
-            print_error(f"{'terminated' if is_terminated else 'interrupted'}{left}")
-            return TERMINATED if is_terminated else INTERRUPTED
-        if lines := [*lines, *(f"warning: {text}" for text in texts)]:
-            print(printable("\n".join(lines), keep="\n"))
-        return o.code
 
 
 @contextlib.contextmanager

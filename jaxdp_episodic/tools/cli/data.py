@@ -13,6 +13,7 @@ from jaxdp_episodic._progress import ProgressBar, standard_error
 from jaxdp_episodic.files.column_folder import check_sums, stored_splits
 from jaxdp_episodic.tools.cli.command import Options, facts
 from jaxdp_episodic.trainer.data import folders as layouts
+from jaxdp_episodic.trainer.data import user_files
 from jaxdp_episodic.trainer.data.sources import FileSource
 from jaxdp_episodic.trainer.data.splits import (
     SPLITS,
@@ -23,11 +24,6 @@ from jaxdp_episodic.trainer.data.splits import (
 )
 from jaxdp_episodic.trainer.data.stored import Progress, Records, load_stored, store
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.data.user_files import (
-    npz_records,
-    refuse_unnamed,
-    table_records,
-)
 
 _SPLITTING = (VALIDATION, TEST, "split_salt")
 _PICTURES = ("size", "grey")
@@ -48,7 +44,16 @@ _WIDTH = 9  # of the names of facts
 def do_import(o: Options) -> list[str]:
     """The command ``data import``."""
     o.left_behind = lambda: "; nothing was written"
-    layout = _layout(o)
+    layout = layouts.recognized(o.source) if o.layout == "auto" else o.layout
+    if layout not in _OPTIONS_OF:
+        raise ValueError(
+            f"{o.source} must be a folder of images, an .npz or a .parquet file, got "
+            f"{layout}"
+        )
+    for name in sorted(set().union(*_OPTIONS_OF.values()) - {*_OPTIONS_OF[layout]}):
+        if _given(o, name) is not None:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} is for other layouts than {layout}")
     splits = _splits(o, layout)
     made_from: dict[str, Any] = {"layout": layout, "source": o.source.name}
     for name in (*_OPTIONS_OF[layout], "owner"):
@@ -89,21 +94,6 @@ def _given(o: Options, name: str) -> Any:
     return None if value is False or value == () else value
 
 
-def _layout(o: Options) -> str:
-    """The layout of SOURCE; options that it does not have are refused."""
-    layout = layouts.recognized(o.source) if o.layout == "auto" else o.layout
-    if layout not in _OPTIONS_OF:
-        raise ValueError(
-            f"{o.source} must be a folder of images, an .npz or a .parquet file, got "
-            f"{layout}"
-        )
-    for name in sorted(set().union(*_OPTIONS_OF.values()) - {*_OPTIONS_OF[layout]}):
-        if _given(o, name) is not None:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} is for other layouts than {layout}")
-    return layout
-
-
 def _splits(o: Options, layout: str) -> dict[str, Records]:
     if layout == layouts.MINI_IMAGENET:
         folders = layouts.split_folders(o.source).items()
@@ -141,12 +131,12 @@ def _records(
         found = layouts.image_records(layouts.listed_omniglot(path, **given))
     elif layout == layouts.NPZ:
         if parts is not None:
-            refuse_unnamed(path)
-        found = npz_records(path, **given)
+            user_files.refuse_unnamed(path)
+        found = user_files.npz_records(path, **given)
     else:
         if parts is None and split != TRAIN:
             given["public_units"] = ()
-        found = table_records(path, **given)
+        found = user_files.table_records(path, **given)
     return found if parts is None else found.part(parts, split)
 
 

@@ -249,15 +249,10 @@ class Section(NamedTuple):
         return [option[1] for option in found if option]
 
 
-def _sections() -> dict[str, Section]:
-    found = {}
-    for name, module, text in _SECTION.findall(_TABLE):
-        about, *rows = re.split(r"\n  (?=\S)", text.rstrip())
-        found[name] = Section(about, module, rows)
-    return found
-
-
-SECTIONS = _sections()
+SECTIONS: dict[str, Section] = {}
+for _name, _module, _text in _SECTION.findall(_TABLE):
+    _about, *_rows = re.split(r"\n  (?=\S)", _text.rstrip())
+    SECTIONS[_name] = Section(_about, _module, _rows)
 # Commands with actions; each action has a section of its own.
 ACTIONS = {"data": ("import", "check"), "book": ("create", "charge", "show", "close")}
 

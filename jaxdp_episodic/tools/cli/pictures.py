@@ -76,8 +76,16 @@ def do_sweep(o: Options) -> list[str]:
         picture = {} if outcome.table is None else {"picture": _picture(o.out)}
     except OSError as error:  # a failing disk leaves saved chunks intact
         raise OSError(reason(error, str(o.file)) + left_behind()) from error
+    many, evaluated = outcome.num_chunks, "nothing: all were there"
+    if number := outcome.num_evaluated:
+        rate = number / outcome.seconds
+        evaluated = f"{number:,} in {outcome.seconds:,.1f} s, {rate:,.0f} a second"
+    chunks = "1 chunk" if many == 1 else f"{many:,} chunks"
+    rows = {"settings": f"{outcome.size:,} in {chunks}", "evaluated": evaluated}
+    if outcome.table is not None:
+        rows["table"] = str(outcome.table)
     warned = [f"warning: {text}" for text in outcome.warnings]
-    return [*facts(_facts(outcome) | picture), *warned]
+    return [*facts(rows | picture), *warned]
 
 
 def _outcome(o: Options) -> run.Outcome:
@@ -108,16 +116,6 @@ def _picture(folder: Path) -> str:
         return f"none: {error}"
 
 
-def _facts(outcome: run.Outcome) -> dict[str, str]:
-    chunks = "1 chunk" if outcome.num_chunks == 1 else f"{outcome.num_chunks:,} chunks"
-    evaluated = "nothing: all were there"
-    if number := outcome.num_evaluated:
-        rate = number / outcome.seconds
-        evaluated = f"{number:,} in {outcome.seconds:,.1f} s, {rate:,.0f} a second"
-    rows = {"settings": f"{outcome.size:,} in {chunks}", "evaluated": evaluated}
-    return rows | ({} if outcome.table is None else {"table": str(outcome.table)})
-
-
 _REDIRECT = """<!doctype html>
 <meta charset="utf-8">
 <meta http-equiv="refresh" content="0; url={0}">
@@ -133,7 +131,11 @@ def do_explore(o: Options) -> list[str]:
 
         def on_ready(address: str) -> None:
             print(f"explore: {address} (Ctrl-C ends it)", flush=True)
-            if not o.no_browser and _has_screen():
+            # Elsewhere a text browser would open in the server's own terminal.
+            has_screen = not sys.platform.startswith("linux") or any(
+                os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+            )
+            if not o.no_browser and has_screen:
                 # Every user of the machine can read a browser's command line, so the
                 # secret address is in a file that only its owner can read.
                 write_atomically(page, _REDIRECT.format(address), is_private=True)
@@ -146,10 +148,3 @@ def do_explore(o: Options) -> list[str]:
         except KeyboardInterrupt:  # the usual end
             pass
     return ["ended"]
-
-
-def _has_screen() -> bool:
-    """False if a text browser would open in the server's own terminal."""
-    return not sys.platform.startswith("linux") or any(
-        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
-    )

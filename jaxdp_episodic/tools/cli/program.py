@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.tools.cli import command, flags
@@ -15,6 +16,10 @@ COMMANDS = {name: one.about for name, one in SECTIONS.items() if " " not in name
 _ABOUT = f"""\
 Privacy accounting for episodic training, and training itself. Examples of files are
 in configs/; {PROGRAM} COMMAND --help lists the options of a command."""
+# Commands whose outcome has the library's warnings already.
+_PRINT_WARNINGS_THEMSELVES = ("sweep", "train", "tune", "book")
+
+Work = Callable[[command.Options], list[str]]
 
 
 def main() -> None:
@@ -44,13 +49,43 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs a command line without the program's name; returns the exit code."""
     try:
-        return parsed(arguments).run()
+        name, work, options = parsed(arguments)
     except SystemExit as end:
         return int(end.code or 0)
+    code = _done(name, work, options)
+    # The other processes of a run must not wait for this one.
+    if code and vars(options).get("distributed"):
+        command.end_process(code)
+    return code
 
 
-def parsed(arguments: Sequence[str]) -> command.Command:
-    """Returns the command that the arguments name, with the values of its options.
+def _done(name: str, work: Work, o: command.Options) -> int:
+    """Does the work and prints the outcome; returns the exit code."""
+    unchanged = contextlib.nullcontext([])
+    # The server of `explore` handles signals itself.
+    signals = unchanged if name == "explore" else command.ended_by_sigterm()
+    prints = name.partition(" ")[0] in _PRINT_WARNINGS_THEMSELVES
+    try:
+        with signals, unchanged if prints else command.recorded_warnings() as texts:
+            lines = work(o)
+    except command.USER_ERRORS as error:
+        subject = "" if isinstance(error, flags.UsageError) else str(o.subject)
+        text = command.reason(error, subject)
+        command.print_error(text if text.startswith(subject) else f"{subject}: {text}")
+        return command.USER_ERROR
+    except KeyboardInterrupt as end:
+        if o.left_behind is None:
+            raise
+        is_terminated, left = isinstance(end, command.Terminated), o.left_behind()
+        command.print_error(f"{'terminated' if is_terminated else 'interrupted'}{left}")
+        return command.TERMINATED if is_terminated else command.INTERRUPTED
+    if lines := [*lines, *(f"warning: {text}" for text in texts)]:
+        print(command.printable("\n".join(lines), keep="\n"))
+    return o.code
+
+
+def parsed(arguments: Sequence[str]) -> tuple[str, Work, command.Options]:
+    """Returns the name of the command, the function that does it, and its options.
 
     Raises:
       SystemExit: the help was printed (code 0), or the arguments are wrong.
@@ -84,7 +119,7 @@ def parsed(arguments: Sequence[str]) -> command.Command:
     home = f"jaxdp_episodic.tools.cli.{SECTIONS[name].module}"
     work = getattr(importlib.import_module(home), f"do_{name.split()[-1]}")
     first = next(iter(options.values()))
-    return command.Command(name, work, command.Options(subject=first, **options))
+    return name, work, command.Options(subject=first, **options)
 
 
 def _finish(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from contextlib import nullcontext
 from typing import Any
@@ -12,24 +13,25 @@ import numpy as np
 from jaxdp_episodic._progress import standard_error
 from jaxdp_episodic.accountant.report.sentences import upward
 from jaxdp_episodic.files.table_file import check_suffix, writing
-from jaxdp_episodic.tools.cli.command import (
-    Options,
-    aligned,
-    facts,
-    keep_our_sigterm,
-    one_of_several,
-    printable,
-    use_all_cores,
-    waiting,
-)
+from jaxdp_episodic.tools.cli import command
 from jaxdp_episodic.tools.cli.flags import UsageError
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.examples import Examples, read_examples
 
 
-def do_train(o: Options) -> list[str]:
+def do_train(o: command.Options) -> list[str]:
     """The command ``train``."""
-    o.left_behind = lambda: _left_by_run(o)
+
+    def left_behind() -> str:
+        from jaxdp_episodic.trainer.run.run_files import files_of_a_run
+
+        if o.distributed and not _is_first():
+            return ""
+        if not files_of_a_run(o.out):
+            return "; nothing was trained yet, start again"
+        return f"; continue with --resume --out {shlex.quote(str(o.out))}"
+
+    o.left_behind = left_behind
     given = o.coordinator, o.num_processes, o.process_index
     if not o.distributed and given != (None, None, None):
         raise UsageError(
@@ -37,34 +39,31 @@ def do_train(o: Options) -> list[str]:
             "--distributed"
         )
     book = _booking(o, "a run")
-    use_all_cores()
-    if o.distributed:
-        keep_our_sigterm()
+    command.use_all_cores()
+    if o.distributed:  # JAX leaves SIGTERM to us, as we commit a checkpoint
+        os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "false"
     # Imported here: Flax costs a second, which no help should pay.
     from jaxdp_episodic.tools.train.run import run_training
 
-    with one_of_several(*given) if o.distributed else nullcontext():
+    with command.one_of_several(*given) if o.distributed else nullcontext():
         how = {"title": o.file.stem, "base": o.file.parent, "book": book}
         result = run_training(read_config(o.file), o.out, resume=o.resume, **how)
         return [str(result)] if _is_first() else []
 
 
-def _left_by_run(o: Options) -> str:
-    """What an interrupted run leaves, and how to go on."""
-    from jaxdp_episodic.trainer.run.run_files import files_of_a_run
-
-    if o.distributed and not _is_first():
-        return ""
-    if not files_of_a_run(o.out):
-        return "; nothing was trained yet, start again"
-    return f"; continue with --resume --out {shlex.quote(str(o.out))}"
-
-
-def do_tune(o: Options) -> list[str]:
+def do_tune(o: command.Options) -> list[str]:
     """The command ``tune``."""
-    o.left_behind = lambda: _left_by_search(o)
+
+    def left_behind() -> str:
+        from jaxdp_episodic.tools.train.search import STATE
+
+        if not (o.out / STATE).exists():
+            return "; no search was drawn yet, start again"
+        return f"; continue with --resume --out {shlex.quote(str(o.out))}"
+
+    o.left_behind = left_behind
     book = _booking(o, "a search")
-    use_all_cores()
+    command.use_all_cores()
     # Imported here: Flax costs a second, which no help should pay.
     from jaxdp_episodic.tools.train import search as searches
     from jaxdp_episodic.tools.train.search_space import read_search
@@ -75,7 +74,7 @@ def do_tune(o: Options) -> list[str]:
         budget = searches.search_budget(search, base, standard_error())
         each, whole = upward(budget.run_epsilon, 5), upward(budget.epsilon, 5)
         rows = {"each run": f"epsilon {each}"}
-        return facts(rows | {"the search": f"epsilon {whole} (upper bound)"})
+        return command.facts(rows | {"the search": f"epsilon {whole} (upper bound)"})
     found = searches.run_search(search, o.out, resume=o.resume, base=base, book=book)
     delta = f"delta {search.settings.delta:g}"
     rows = {"epsilon": f"{upward(found.epsilon, 5)} (upper bound, {delta})"}
@@ -87,18 +86,10 @@ def do_tune(o: Options) -> list[str]:
         rows["score"] = f"{abs(found.score):.4f} ({search.settings.split})"
         rows["to release"] = str(o.out / searches.RELEASE)
     rows["secret"] = f"everything else in {o.out}, the number of runs too"
-    return facts(rows, 10)
+    return command.facts(rows, 10)
 
 
-def _left_by_search(o: Options) -> str:
-    from jaxdp_episodic.tools.train.search import STATE
-
-    if not (o.out / STATE).exists():
-        return "; no search was drawn yet, start again"
-    return f"; continue with --resume --out {shlex.quote(str(o.out))}"
-
-
-def _booking(o: Options, what: str) -> Any:
+def _booking(o: command.Options, what: str) -> Any:
     """The book that a run or a search is charged to, if any."""
     if o.book is None:
         if o.floor is not None:
@@ -119,7 +110,7 @@ def _is_first() -> bool:
 _MOST_ROWS = 20  # on a terminal
 
 
-def do_predict(o: Options) -> list[str]:
+def do_predict(o: command.Options) -> list[str]:
     """The command ``predict``."""
     if not o.queries:
         raise UsageError("--queries needs a path")
@@ -132,11 +123,15 @@ def do_predict(o: Options) -> list[str]:
     how = {"shape": release.example_shape, "source": release.source}
     support = read_examples([o.support], **how)
     queries = read_examples(list(o.queries), **how)
-    with waiting("predicting (the first prediction compiles)"):
+    with command.waiting("predicting (the first prediction compiles)"):
         answer = _values if release.is_regression else _classes
         columns, summary = answer(release, support, queries)
     rows = list(zip(*columns.values(), strict=True))
-    lines = _table(columns, rows[:_MOST_ROWS])
+    cells = [tuple(columns)]
+    for row in rows[:_MOST_ROWS]:  # names of files and classes may be untrusted
+        texts = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in row)
+        cells.append(tuple(map(command.printable, texts)))
+    lines = command.aligned(cells, left=len(columns) - 1)
     if more := rows[_MOST_ROWS:]:
         hint = "" if o.out else "; --out FILE.csv has all"
         lines.append(f"... and {len(more):,} more{hint}")
@@ -218,12 +213,3 @@ def _values(release: Any, support: Examples, queries: Examples) -> _Answers:
     columns["target"] = queries.targets.astype(float).tolist()
     error = math.sqrt(np.mean(np.square(values - queries.targets)))
     return columns, [f"rmse  {error:.4g} ({len(values):,} queries)"]
-
-
-def _table(columns: dict[str, Any], rows: list[tuple[Any, ...]]) -> list[str]:
-    """Rows as a table; control characters in names of files and classes are escaped."""
-    cells = [
-        tuple(f"{v:.4g}" if isinstance(v, float) else printable(str(v)) for v in row)
-        for row in rows
-    ]
-    return aligned([tuple(columns), *cells], left=len(columns) - 1)

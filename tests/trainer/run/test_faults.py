@@ -205,7 +205,7 @@ def test_the_command_reports_its_termination(tmp_path, monkeypatch, capsys):
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr("jaxdp_episodic.tools.train.run.run_training", terminated)
-    monkeypatch.setattr("jaxdp_episodic.tools.cli.train.use_all_cores", lambda: None)
+    monkeypatch.setattr("jaxdp_episodic.tools.cli.command.use_all_cores", lambda: None)
     assert cli.run(["train", str(config), "--out", str(tmp_path / "out")]) == 143
     error = capsys.readouterr().err
     assert "terminated; nothing was trained yet" in error and error.count("\n") == 1

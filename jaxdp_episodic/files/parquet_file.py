@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.files.archive import check_plain_file
-from jaxdp_episodic.files.csv_file import column_places
 from jaxdp_episodic.files.optional import require_pyarrow
+from jaxdp_episodic.files.table_file import column_places
 
 _BUFFER_BYTES = 2**20  # with a buffer, row groups are read in pieces, not whole
 # Field of the struct that holds an image's file in Hugging Face data sets.

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxdp_episodic.files import atomic, csv_file, json_file
-from jaxdp_episodic.files.csv_file import csv_lines, read_csv_columns
+from jaxdp_episodic.files import atomic, json_file, table_file
 from jaxdp_episodic.files.json_file import json_lines, parse_json, plain
 from jaxdp_episodic.files.parquet_file import parquet_batches
-from jaxdp_episodic.files.table_file import writing
+from jaxdp_episodic.files.table_file import csv_lines, read_csv_columns, writing
 
 
 def written(folder, content):
@@ -52,7 +51,7 @@ def test_columns_of_csv(tmp_path):
     ],
 )
 def test_invalid_csv_is_refused(tmp_path, monkeypatch, content, message):
-    monkeypatch.setattr(csv_file, "MAX_LINE_BYTES", 40)
+    monkeypatch.setattr(table_file, "MAX_LINE_BYTES", 40)
     with pytest.raises(ValueError, match=message):
         columns(written(tmp_path, content))
 
@@ -65,7 +64,7 @@ def test_only_plain_files_are_read(tmp_path):
 
 
 def test_a_bad_line_leaves_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_file, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(table_file, "MAX_LINE_BYTES", 10)
     path = written(tmp_path, b"a\n1\n" + b"2" * 30 + b'\n\n3,4\n"5" 6\n\xff\n7\n')
     found = list(csv_lines(path, errors="surrogateescape"))
     said = [

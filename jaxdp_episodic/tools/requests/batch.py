@@ -23,10 +23,14 @@ from jaxdp_episodic.accountant.describe.step import AnyStep, gaussian_parts
 from jaxdp_episodic.accountant.questions.api import check_method
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 from jaxdp_episodic.accountant.report.report import privacy_report
-from jaxdp_episodic.files.csv_file import column_places, csv_lines
 from jaxdp_episodic.files.json_file import json_lines, parse_json
 from jaxdp_episodic.files.parquet_file import parquet_batches
-from jaxdp_episodic.files.table_file import check_suffix, writing
+from jaxdp_episodic.files.table_file import (
+    check_suffix,
+    column_places,
+    csv_lines,
+    writing,
+)
 from jaxdp_episodic.tools.requests import request as requests
 from jaxdp_episodic.trainer.data.table import unit_labels
 

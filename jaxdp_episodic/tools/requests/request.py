@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.questions.api import (
     epsilon,
 )
 from jaxdp_episodic.files.archive import read_arrays
-from jaxdp_episodic.files.csv_file import read_csv_columns
+from jaxdp_episodic.files.table_file import read_csv_columns
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.data.owners import check_text_size
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files.column_folder import MANIFEST
-from jaxdp_episodic.files.csv_file import read_csv_columns
 from jaxdp_episodic.files.json_file import json_lines
 from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.files.table_file import read_csv_columns
 from jaxdp_episodic.trainer.data.fields import is_unicode
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, owner_of_name
 from jaxdp_episodic.trainer.data.splits import SPLITS, TEST, TRAIN, VALIDATION

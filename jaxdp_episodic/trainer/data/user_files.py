@@ -15,7 +15,6 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.files.archive import array_headers, read_arrays
-from jaxdp_episodic.files.csv_file import csv_lines, read_csv_columns
 from jaxdp_episodic.files.json_file import repeated
 from jaxdp_episodic.files.parquet_file import (
     holds_files,
@@ -24,6 +23,7 @@ from jaxdp_episodic.files.parquet_file import (
     parquet_columns,
     parquet_files,
 )
+from jaxdp_episodic.files.table_file import csv_lines, read_csv_columns
 from jaxdp_episodic.trainer.data.folders import decoded_parts, first_decoded
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, id_array
 from jaxdp_episodic.trainer.data.stored import Part, Records, only

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic._validation import one_line
-from jaxdp_episodic.files.atomic import atomic_file
 
 _MAX_ARRAYS = 4096  # each costs reading its header
 _MAX_LISTING_BYTES = 2**24  # of an archive, in addition to its arrays
@@ -73,22 +72,10 @@ def read_arrays(
         return {name: _array(archive, _found(members, name)) for name in wanted}
 
 
-def write_arrays(
-    path: Path, arrays: Mapping[str, np.ndarray], *, is_private: bool = False
-) -> None:
-    """Writes an npz file, complete or not at all; see `write_atomically`."""
-    with atomic_file(path, is_private=is_private) as file:
-        np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType]: names
-
-
-def array_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Returns shape and dtype of all arrays in an npz file; errors as `read_arrays`."""
-    with _opened(path) as (archive, members):
-        found = {}
-        for name, member in members.items():
-            with archive.open(member) as stream:
-                found[name] = npy_header(stream, member.filename, member.file_size)[:2]
-        return found
+def array_names(path: Path) -> list[str]:
+    """Returns the names of the arrays in an npz file; errors as `read_arrays`."""
+    with _opened(path) as (_, members):
+        return list(members)
 
 
 def array_batches(path: Path, name: str, *, rows: int) -> Iterator[np.ndarray]:

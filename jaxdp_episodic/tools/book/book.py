@@ -18,6 +18,7 @@ from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
+from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.gdp_budget import GdpBudget
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.json_file import read_json
@@ -103,8 +104,18 @@ def create_book(
     if menu is not None:
         target = {"epsilon": total.epsilon, "delta": total.delta}
         limits: dict[str, Any] = target if quotas is None else {"quotas": quotas}
-        prices = MenuPrices(AdaptiveRun(menu, **limits))
-        prices.check_total(**target, method=method)
+        prices = MenuPrices(run := AdaptiveRun(menu, **limits))
+        worst = run.composition()
+        if worst is None:
+            cost = float(run.epsilon(delta=total.delta))
+        else:
+            cost = float(epsilon_of(worst, delta=total.delta, method=method))
+        if not cost <= total.epsilon:
+            raise ValueError(
+                f"epsilon must be at least the cost of the menu, {cost:.5g} at "
+                f"delta={total.delta:g}, got {total.epsilon:g}: give smaller quotas, "
+                "or runs with more noise"
+            )
     named = new_name(), protected, total.epsilon, total.delta
     terms = BookTerms(*named, method, prices)
     Storage(where).create(first_row(terms))
@@ -292,16 +303,6 @@ class Paid(NamedTuple):
 
     terms: BookTerms
     entry: Entry
-
-    @property
-    def guarantee(self) -> str:
-        """The guarantee of the book, as a sentence."""
-        terms = self.terms
-        return (
-            f"all runs of this book together, however each was chosen in view of what "
-            f"others had released, are ({terms.epsilon:g}, {terms.delta:g})-"
-            f"differentially private for {terms.protected.words}"
-        )
 
     @property
     def price(self) -> str:

@@ -35,7 +35,6 @@ from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep,
 from jaxdp_episodic.accountant.questions import gdp_budget
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import check_method
-from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.report.sentences import unit_in_words
 from jaxdp_episodic.files.json_file import parse_json
 from jaxdp_episodic.tools.book.storage import BookError, Row
@@ -109,20 +108,6 @@ class MenuPrices:
         for name in self.menu.options:
             if not name.isprintable():
                 raise ValueError(f"menu must have names that can be printed: {name!r}")
-
-    def check_total(self, *, epsilon: float, delta: float, method: str) -> None:
-        """Refuses a menu that costs more than the total; takes seconds."""
-        worst = self.menu.composition()
-        if worst is None:
-            cost = float(self.menu.epsilon(delta=delta))
-        else:
-            cost = float(epsilon_of(worst, delta=delta, method=method))
-        if not cost <= epsilon:
-            raise ValueError(
-                f"epsilon must be at least the cost of the menu, {cost:.5g} at "
-                f"delta={delta:g}, got {epsilon:g}: give smaller quotas, or runs with "
-                "more noise"
-            )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values; `prices_from_dict` reads them."""

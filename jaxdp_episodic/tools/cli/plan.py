@@ -44,19 +44,17 @@ def do_plan(o: command.Options) -> list[str]:
 def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
     """Searches, writes into a folder, and returns the lines to print."""
     pipeline = recommended_pipeline(description)
-    for_steps = target = description.request
-    if pipeline is not None:
-        for_steps = pipeline.left_for_steps(target)
+    target = description.request
+    for_steps = pipeline.left_for_steps(target)
     plan = make_plan(for_steps, description.population)
     out.mkdir(parents=True, exist_ok=True)
     plans.write_table(out / plans.TABLE, plan)
     written = [str(out / plans.TABLE)]
-    draws = pipeline is None or pipeline.learner is None  # episodes, of a design
+    draws = pipeline.learner is None  # episodes, of a design
     lines = _table(plan, draws)
     config, weighed = plans.training_config(plan, description), ""
     if config is not None:
-        if pipeline is not None:
-            config = pipeline.config(config)
+        config = pipeline.config(config)
         if draws:
             config, weighed = plans.with_bands(config, plan)
             lines += ["", weighed]
@@ -65,7 +63,7 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
         head = _comment(plan, pipeline, weighed)
         write_atomically(out / plans.CONFIG, head + to_toml(config))
         written.append(str(out / plans.CONFIG))
-    if pipeline is not None:
+    if pipeline.name:
         lines += ["", *pipeline.lines]
         if for_steps is not target:
             rest = f"the epsilon that is left, {for_steps.epsilon:.4g}"
@@ -93,14 +91,12 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
     return [*lines, f"written: {', '.join(written)}"]
 
 
-def _rests_on_private_sizes(
-    description: PlanDescription, pipeline: Pipeline | None
-) -> bool:
+def _rests_on_private_sizes(description: PlanDescription, pipeline: Pipeline) -> bool:
     """True if the plan depends on a private size or number of tasks."""
     request = description.request
     if request.neighboring_relation != "add_remove":
         return False
-    if pipeline is not None and pipeline.weighed:
+    if pipeline.weighed:
         return True  # the pipeline was chosen by the number of units
     tasks = description.population.level_names[:1]
     counts_tasks = request.episode.ways is None and request.privacy_unit in tasks
@@ -119,12 +115,12 @@ def relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:
     return config | moved
 
 
-def _comment(plan: Candidates, pipeline: Pipeline | None, weighed: str) -> str:
+def _comment(plan: Candidates, pipeline: Pipeline, weighed: str) -> str:
     head = "# Written by `jaxdp-episodic plan`.\n"
-    if pipeline is not None:
+    if pipeline.name:
         head += f"# {pipeline.name}: {pipeline.reason}.\n"
-        if pipeline.learner is not None:  # no episode is drawn
-            return head + "\n"
+    if pipeline.learner is not None:  # no episode is drawn
+        return head + "\n"
     best = plan.recommended
     return (
         f"{head}"

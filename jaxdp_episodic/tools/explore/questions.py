@@ -25,12 +25,9 @@ from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.plots.curve import SMALLEST_DELTA, privacy_curve, summary
 from jaxdp_episodic.tools.requests import request as requests
 
+# Epsilons (nats) for which the page shows the noise, besides the user's target.
 TARGETS = (1.0, 2.0, 4.0, 8.0)
-"""Epsilons (nats) for which the page shows the noise, besides the user's target."""
-
-SMALLEST_TARGET = 1e-6
-"""The smallest target epsilon, in nats; below it a search takes seconds."""
-
+SMALLEST_TARGET = 1e-6  # nats; a search for the noise of a smaller one takes seconds
 _POINTS_OF_A_RUN = 24  # numbers of steps at which epsilon is shown
 _POINTS_OF_A_CURVE = 81  # epsilons at which delta is shown
 _DIGITS = 5  # of printed numbers

@@ -78,12 +78,9 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
     description = _description(source, wishes)
     is_chosen = VALIDATION in source.parts
     pipeline = pipelines.recommended_pipeline(description, is_chosen=is_chosen)
-    request = description.request
-    if pipeline is not None:
-        request = pipeline.left_for_steps(request)
+    request = pipeline.left_for_steps(description.request)
     plan, remarks = None, []
-    draws_episodes = pipeline is None or pipeline.learner is None
-    if draws_episodes and (
+    if pipeline.learner is None and (
         request.episode.ways is None or data.level_names[0] == CLASS
     ):
         plan = make_plan(request, description.population)
@@ -95,8 +92,7 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
     has_bound = wishes.population is not None
     comments = _notes(source, description, has_bound)
     head = _heading(description, plan, pipeline, remarks[-1:])
-    if pipeline is not None:
-        remarks = [*pipeline.lines, *remarks]
+    remarks = [*pipeline.lines, *remarks]
     if description.request.privacy_unit == PERSON:
         remarks.append(f"stage: {_UNCHOSEN}")
     remarks += _remark_on_duplicates(source)
@@ -251,7 +247,7 @@ def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
 def _config(
     description: question.PlanDescription,
     plan: plans.Plan | None,
-    pipeline: pipelines.Pipeline | None,
+    pipeline: pipelines.Pipeline,
 ) -> dict[str, Any]:
     """The config of the pipeline, with the recommended design if it draws episodes."""
     if plan is not None:
@@ -259,8 +255,7 @@ def _config(
         assert config is not None  # there are data, and a table train
     else:
         config = _without_episodes(description)
-    if pipeline is not None:
-        config = pipeline.config(config)
+    config = pipeline.config(config)
     order = ("version", "epsilon", "delta", "num_steps", "l2_clip_norm", "normalizer")
     first = {key: config[key] for key in order if key in config}
     tables = ("data", "features", "start", "step", "people", "learner", "model")
@@ -334,7 +329,7 @@ def _heading(
     ]
     if unit == PERSON:
         lines += ["", f"{_UNCHOSEN[0].upper()}{_UNCHOSEN[1:]}."]
-    if pipeline is not None:
+    if pipeline.name:
         lines += ["", *(f"{line[0].upper()}{line[1:]}." for line in pipeline.lines)]
     if plan is not None:
         lines += ["", *(f"{line[0].upper()}{line[1:]}." for line in weighed)]
@@ -361,7 +356,7 @@ def _heading(
 def _prices(
     description: question.PlanDescription,
     plan: plans.Plan | None,
-    pipeline: pipelines.Pipeline | None,
+    pipeline: pipelines.Pipeline,
 ) -> list[str]:
     """The noise of the same design at other epsilons, and under the other relation."""
     request, tree = description.request, description.population
@@ -380,7 +375,7 @@ def _prices(
     setting = plan.episodes_per_step[[best]], plan.num_steps[[best]]
 
     def price(target: question.PlanRequest, design: plans.Design) -> str:
-        left = target if pipeline is None else pipeline.left_for_steps(target)
+        left = pipeline.left_for_steps(target)
         complete, _ = design.complete(setting[0])
         noise = dataclasses.replace(design, request=left).noise(*setting)
         return f"noise {noise[0]:.4g}, {complete[0]:.3g} complete a step"

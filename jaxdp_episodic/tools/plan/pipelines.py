@@ -133,8 +133,8 @@ _OF_STEPS = "model l2_clip_norm clipping num_steps normalizer optimizer".split()
 class Pipeline(NamedTuple):
     """A recommended pipeline."""
 
-    name: str  # one of the constants above
-    reason: str  # a sentence
+    name: str = ""  # one of the constants above; "": no rule covers the data
+    reason: str = ""  # a sentence
     start: dict[str, Any] | None = None  # table ``start`` of the config; None: none
     # Kind of a learner without gradient steps; None: the learner of the design.
     learner: str | None = None
@@ -147,7 +147,7 @@ class Pipeline(NamedTuple):
     @property
     def lines(self) -> list[str]:
         """The choice and its reason, what to expect, and other options."""
-        named = f"pipeline: {self.name}: {self.reason}"
+        named = f"pipeline: {self.name}: {self.reason}" if self.name else ""
         expected = f"expected: {self.gains}" if self.gains else ""
         offer = f"option: {self.offer}" if self.offer else ""
         return [line for line in (named, expected, offer) if line]
@@ -178,8 +178,8 @@ class Pipeline(NamedTuple):
 
 def recommended_pipeline(
     description: PlanDescription, *, is_chosen: bool = True
-) -> Pipeline | None:
-    """Returns the pipeline for a plan's data; None if no rule covers them.
+) -> Pipeline:
+    """Returns the pipeline for a plan's data, without a name if no rule covers them.
 
     ``is_chosen``: the run chooses its stage by held-out data.
     """
@@ -187,14 +187,14 @@ def recommended_pipeline(
     shape, levels = description.feature_shape, description.population.level_names
     unit = request.privacy_unit
     if train is None or "start" in train or shape is None or len(levels) != 2:
-        return None
+        return Pipeline()
     if unit not in (None, *levels, PERSON):
-        return None
+        return Pipeline()
     if request.episode.ways is None:
         return _of_numbers(description, math.prod(shape))
     kind = train.get("features", {}).get("kind")
     if kind == ONNX:
-        return None
+        return Pipeline()
     if kind == WAVELETS:
         number = NUM_WAVELETS * (shape[-1] if len(shape) == 3 else 1)
     elif len(shape) == 1:

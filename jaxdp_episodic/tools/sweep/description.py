@@ -37,16 +37,14 @@ from jaxdp_episodic.tools.requests.request import (
 AXIS_WAYS = ("values", "linspace", "geomspace")
 METHOD = "method"
 QUANTITY = "quantity"
-WORD_FIELDS = (METHOD, QUANTITY)
-"""Fields whose axis is a list of words."""
-
+WORD_FIELDS = (METHOD, QUANTITY)  # fields whose axis is a list of words
 _MAX_SETTINGS = 2**53  # so that indices are exact
 _MAX_VALUES = 10_000_000  # of an axis; all values of the axes are in memory
 _MAX_AXES = 12  # all corners of the grid are checked, at most 2**12
 _MAX_LETTERS = 100  # of a word; the longest known one has 16
 
+# The place of a field: keys of tables and indices of lists, from the step down.
 KeyPath = tuple[str | int, ...]
-"""The place of a field: keys of tables and indices of lists, from the step down."""
 
 
 def _specs(spec: type[Spec]) -> Iterator[type[Spec]]:

@@ -55,14 +55,10 @@ MANIFEST = "manifest.json"
 SHARDS = "shards"
 PARQUET = "table.parquet"
 NPZ = "table.npz"
-VALUE = "value"
-"""The column of answers if there are several quantities."""
-
+VALUE = "value"  # the column of answers if there are several quantities
+# Columns for methods other than "rdp": fields of `PrivacyInfo`. The error of a
+# calibrated value is NaN.
 INFO = ("error", "is_certified_bound")
-"""Columns for methods other than "rdp": fields of `PrivacyInfo`.
-
-The error of a calibrated value is NaN."""
-
 _VERSION = 1  # of the manifest
 _IDENTITY = ("sweep", "chunk_size", "versions")  # its keys that the hash covers
 _LIBRARIES = ("jaxdp-episodic", "jax", "jaxlib", "numpy")  # the manifest has versions

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import CLASS
-from jaxdp_episodic.files.archive import array_headers, read_arrays
+from jaxdp_episodic.files.archive import array_names, read_arrays
 from jaxdp_episodic.files.json_file import repeated
 from jaxdp_episodic.files.parquet_file import (
     holds_files,
@@ -162,7 +162,7 @@ def images_or_features(
 
 def refuse_unnamed(path: Path) -> None:
     """Raises if the classes of an npz file have no names to split them by."""
-    if not {"labels", "classes"} & set(array_headers(path)):
+    if not {"labels", "classes"} & set(array_names(path)):
         raise ValueError(
             f"{path} must have an array classes (class ids) to be split by class "
             "names; a class's number is not a name, because it changes when an earlier "

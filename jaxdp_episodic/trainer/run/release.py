@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
-from jaxdp_episodic.files.archive import write_arrays
 from jaxdp_episodic.files.atomic import atomic_folder
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.trainer.data.owners import id_array
@@ -132,7 +131,7 @@ def export_run(
         DESCRIPTION: "{\n" + ",\n".join(lines) + "\n}\n",
     }
     with atomic_folder(folder) as whole:
-        write_arrays(whole / PARAMETERS, arrays)
+        np.savez(whole / PARAMETERS, allow_pickle=False, **arrays)
         for name, text in texts.items():
             (whole / name).write_text(text, encoding="utf-8")
     return [folder / name for name in (PARAMETERS, *texts)]

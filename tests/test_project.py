@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 66_550,
+    "jaxdp_episodic": 66_248,
     "jaxdp_episodic/accountant/describe": 4_062,
     "jaxdp_episodic/accountant/losses": 5_376,
     "jaxdp_episodic/accountant/methods": 6_598,
@@ -335,15 +335,15 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/statistics": 1_385,
     "jaxdp_episodic/trainer/run": 6_865,
     "jaxdp_episodic/trainer/audit": 1_970,
-    "jaxdp_episodic/tools/requests": 830,
-    "jaxdp_episodic/tools/sweep": 1_250,
-    "jaxdp_episodic/tools/plan": 2_200,
-    "jaxdp_episodic/tools/plots": 1_270,
-    "jaxdp_episodic/tools/book": 1_235,
-    "jaxdp_episodic/tools/train": 1_360,
-    "jaxdp_episodic/tools/explore": 525,
-    "jaxdp_episodic/tools/cli": 2_575,
-    "jaxdp_episodic/files": 1_530,
+    "jaxdp_episodic/tools/requests": 823,
+    "jaxdp_episodic/tools/sweep": 1_209,
+    "jaxdp_episodic/tools/plan": 2_185,
+    "jaxdp_episodic/tools/plots": 1_244,
+    "jaxdp_episodic/tools/book": 1_187,
+    "jaxdp_episodic/tools/train": 1_345,
+    "jaxdp_episodic/tools/explore": 509,
+    "jaxdp_episodic/tools/cli": 2_460,
+    "jaxdp_episodic/files": 1_497,
     "experiments": 7_110,
     "tests": 48_400,
 }

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant._kernel_cache import is_kept, note_kept
-from jaxdp_episodic.accountant.numerics.loops import map_arrays
+from jaxdp_episodic.accountant.numerics.loops import field_names, map_arrays
 from jaxdp_episodic.files.optional import require
 
 ENGINES = ("auto", "numpy", "jax")
@@ -315,34 +315,32 @@ def _cpu_options() -> dict[str, Any]:
 
 
 def register_dataclasses(tree: Any) -> None:
-    """Registers the dataclasses of a tree as pytree nodes."""
-    if isinstance(tree, tuple | list):
-        for part in tree:
-            register_dataclasses(part)
-    elif dataclasses.is_dataclass(tree):
-        with _registering:
-            if type(tree) not in _registered:
-                _register(type(tree))
-        for field in dataclasses.fields(tree):
-            register_dataclasses(getattr(tree, field.name))
-
-
-def _register(kind: type) -> None:
-    """Registers a dataclass as a pytree node.
+    """Registers the dataclasses of a tree as pytree nodes.
 
     ``register_dataclass`` is not used: jaxlib 0.10 takes trees of two such classes with
     equally many fields for equal, and one mechanism's settings went through the kernel
     compiled for another's.
     """
-    from jax.tree_util import register_pytree_node
+    if isinstance(tree, tuple | list):
+        for part in tree:
+            register_dataclasses(part)
+    elif dataclasses.is_dataclass(tree):
+        names = field_names(type(tree))
+        with _registering:
+            if type(tree) not in _registered:
+                from jax.tree_util import register_pytree_node
 
-    names = [field.name for field in dataclasses.fields(kind)]
-    register_pytree_node(
-        kind,
-        lambda one: (tuple(getattr(one, name) for name in names), kind),
-        lambda kind, arrays: kind(*arrays),
-    )
-    _registered.add(kind)
+                register_pytree_node(
+                    type(tree),
+                    lambda one: (
+                        tuple(getattr(one, name) for name in names),
+                        type(one),
+                    ),
+                    lambda kind, arrays: kind(*arrays),
+                )
+                _registered.add(type(tree))
+        for name in names:
+            register_dataclasses(getattr(tree, name))
 
 
 def clear_kernels_if_crowded() -> None:

@@ -15,16 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.excess import (
-    LARGEST_EXPONENT,
-    Windows,
-    log_integral,
-    only_root,
-    settle,
-    transitions,
-    unless_gaussian,
-    windows_around,
-)
+from jaxdp_episodic.accountant.losses import excess
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
     LOG_SQRT_2PI,
@@ -322,7 +313,7 @@ def mixture_excess(
     rate = Rate.of(p)
     panels, _, digits = rule.quadrature
     if not panels:
-        excess = lattice_excess(t, p, s, digits, rule.with_derivatives)
+        found = lattice_excess(t, p, s, digits, rule.with_derivatives)
     else:
         log_odds = rate.log_rest - rate.log  # hardly any at p = 1
         kink = xp.maximum(0.5 * s + log_odds / s, -1e300)
@@ -334,12 +325,16 @@ def mixture_excess(
             log_ratio = real_log_mixture(s * (x - 0.5 * s), rate)
             return log_ratio, -0.5 * x * x - LOG_SQRT_2PI
 
-        excess = log_integral(log_parts, *windows, floor, t, rule)
+        found = excess.log_integral(log_parts, *windows, floor, t, rule)
     rounds = float(rule.direction != "backward")
-    return unless_gaussian(p >= 1, rate.log, 0.5 * s * s, t, excess, rounds=rounds)
+    return excess.unless_gaussian(
+        p >= 1, rate.log, 0.5 * s * s, t, found, rounds=rounds
+    )
 
 
-def _windows(t: Array, kink: Array, s: Array, direction: str) -> tuple[Windows, Array]:
+def _windows(
+    t: Array, kink: Array, s: Array, direction: str
+) -> tuple[excess.Windows, Array]:
     """Windows outside of which the integrand of the sampled pair is negligible."""
     xp = namespace(t, kink, s)
     alpha = 1 + t
@@ -356,7 +351,7 @@ def _windows(t: Array, kink: Array, s: Array, direction: str) -> tuple[Windows, 
             return slope, s * slope * (1 - share)
 
         starts = xp.stack([steepest, zero])
-        between = functools.partial(settle, rise, starts, zero, steepest)
+        between = functools.partial(excess.settle, rise, starts, zero, steepest)
         low, high = xp.minimum(alpha, 2) * s, xp.maximum(alpha, 2) * s
         centers += [steepest, xp.clip(kink, low, high), 2 * s]
     if direction != "forward":
@@ -366,8 +361,10 @@ def _windows(t: Array, kink: Array, s: Array, direction: str) -> tuple[Windows, 
         def fall(x: Array) -> Array:
             return -t * s * sigmoid(s * (x - kink))
 
-        centers += [only_root(fall, -t * s, zero)]
-    return windows_around(centers, transitions(knee, kink, s), between=between)
+        centers += [excess.only_root(fall, -t * s, zero)]
+    return excess.windows_around(
+        centers, excess.transitions(knee, kink, s), between=between
+    )
 
 
 # --- Its Rényi moments ---
@@ -414,7 +411,7 @@ def lattice_excess(
     # Large moments are scaled down by their size at the peak.
     top = alpha * s
     peak = alpha * real_log_mixture(s * (top - 0.5 * s), rate) - 0.5 * top * top
-    peak = stop_gradient(xp, xp.maximum(peak - LARGEST_EXPONENT, 0.0))
+    peak = stop_gradient(xp, xp.maximum(peak - excess.LARGEST_EXPONENT, 0.0))
     odds = p / xp.maximum(1 - p, 1e-300)
 
     def values(x: Array, grown: Array, base: Array) -> tuple[Array, ...]:

@@ -409,12 +409,19 @@ def at_most_total_variation(
 ) -> np.ndarray:
     """Lowers epsilons or log(deltas), *upper bounds*, to the total variation.
 
-    Where the total variation is at most delta, epsilon is 0.
+    Where the total variation is at most delta, epsilon is 0. It is computed where an
+    estimate, by similar sampled Gaussians, says that it may be.
     """
     target = np.broadcast_to(question.target, value.shape)
     log_delta = target if question.is_epsilon else value
     asked = (value > 0) if question.is_epsilon else np.isfinite(value)
-    asked &= _log_estimate(run) < log_delta + NEAR
+    total = np.zeros(run.shape)
+    for loss, count in run.uses:
+        hints = loss.hints()
+        one = loss.outer_rate * hints.rate * np.minimum(0.4 * hints.shift, 1.0)
+        total = total + np.where(loss.loses_nothing, 0.0, count * one)
+    with np.errstate(divide="ignore"):
+        asked &= np.log(total) < log_delta + NEAR
     chosen = np.flatnonzero(asked & ~run.facts.is_unprotected)
     if not chosen.size:
         return value
@@ -428,21 +435,10 @@ def at_most_total_variation(
     return lowered.reshape(value.shape)
 
 
-def _log_estimate(run: Run) -> np.ndarray:
-    """*Estimates* the logarithm of the total variation."""
-    total = np.zeros(run.shape)
-    for loss, count in zip(run.losses, run.counts, strict=True):
-        hints = loss.hints()
-        one = loss.outer_rate * hints.rate * np.minimum(0.4 * hints.shift, 1.0)
-        total = total + np.where(loss.loses_nothing, 0.0, count * one)
-    with np.errstate(divide="ignore"):
-        return np.log(total)
-
-
 def _log_total_variation(run: Run) -> np.ndarray:
     """*Upper bound* of the logarithm of the total variation, (n,)."""
     log_same = np.zeros(run.shape)
-    for loss, count in zip(run.losses, run.counts, strict=True):
+    for loss, count in run.uses:
         one = np.zeros(run.shape)
         if isinstance(loss, Profile) and not isinstance(loss, BoundingPair):
             one = delta_of_profile(np.zeros(run.shape), loss.kept_in_range())

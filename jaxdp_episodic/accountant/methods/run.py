@@ -265,7 +265,15 @@ class Run:
             if not np.all(beyond):
                 # Unused fields must not raise errors where no step is left.
                 some = np.unravel_index(np.argmin(beyond), beyond.shape)
-                fields = loss.map(lambda f, b=beyond, at=some: _replaced(f, b, at))
+
+                def filled(
+                    field: Array, where: Array = beyond, at: Any = some
+                ) -> Array:
+                    return np.where(
+                        where, np.broadcast_to(field, where.shape)[at], field
+                    )
+
+                fields = loss.map(filled)
                 uses.append((fields, np.where(beyond, 0.0, count)))
         return type(self)(*zip(*uses, strict=True))
 
@@ -401,10 +409,3 @@ def _times(count: Array, amount: Array) -> np.ndarray:
     """Returns a count times an amount, which may be inf where the count is 0."""
     with np.errstate(invalid="ignore"):
         return np.where(count > 0, count * amount, 0.0)
-
-
-def _replaced(
-    field: np.ndarray, where: np.ndarray, at: tuple[np.intp, ...]
-) -> np.ndarray:
-    """Replaces a field's values ``where`` by that of one setting."""
-    return np.where(where, np.broadcast_to(field, where.shape)[at], field)

@@ -15,7 +15,6 @@ import numpy as np
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     at,
-    complex_of,
     fori_loop,
     namespace,
     stored,
@@ -218,13 +217,13 @@ def _sum_as_pairs(z: Pair, weight: Pair, position: Pair) -> Pair:
 def _sum_as_complex(z: Pair, weight: Pair, position: Pair) -> Pair:
     """Computes `sum_expm1` in JAX with a complex sum."""
     # One array: XLA on the CPU computes a term again for each array that uses it.
-    xp = namespace(z[0])
+    from jax import lax
 
     def term(w: Pair, y: Pair) -> Array:
-        return complex_of(xp, *times(w, expm1_in_parts(*times(z, y))))
+        return lax.complex(*times(w, expm1_in_parts(*times(z, y))))
 
-    zero = xp.zeros_like(z[0])
-    total = _sum_of_rows(term, weight, position, complex_of(xp, zero, zero), 4)
+    zero = namespace(z[0]).zeros_like(z[0])
+    total = _sum_of_rows(term, weight, position, lax.complex(zero, zero), 4)
     return total.real, total.imag
 
 

@@ -362,17 +362,6 @@ def stop_gradient(xp: Any, tree: Any) -> Any:
     return lax.stop_gradient(tree)
 
 
-def complex_of(xp: Any, real: Array, imaginary: Array) -> Array:
-    """Complex numbers, without a product that would turn inf into NaN."""
-    if xp is not np:
-        from jax import lax
-
-        return lax.complex(real, imaginary)
-    result = np.empty(np.broadcast(real, imaginary).shape, complex)
-    result.real, result.imag = real, imaginary
-    return result
-
-
 def sigmoid(x: Array) -> Array:
     """``1 / (1 + e^-x)`` without overflow."""
     xp = namespace(x)

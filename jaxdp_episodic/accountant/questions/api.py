@@ -20,7 +20,6 @@ from jaxdp_episodic.accountant.describe.step import (
     compose,
     parts_of,
 )
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.rdp import answer_at_orders, rdp_curve
 from jaxdp_episodic.accountant.methods.run import (
@@ -311,34 +310,22 @@ def privacy_profile(
     target = _validation.nonnegative_array("epsilon", epsilon)
     _validation.choice("direction", direction, DIRECTIONS)
     shape = _validation.broadcast_shape(step=step, epsilon=target)
-    every = [
-        _worst_profile(target[..., None], loss, direction)
-        for loss in dominating_pairs(step)
-    ]
+    target, every = target[..., None], []
+    for loss in dominating_pairs(step):
+        Run((loss,), (np.ones(1),)).refuse("exact")
+        at_end = np.isinf(target) & ~loss.is_unprotected
+        log_kept = np.where(loss.is_unprotected, 0.0, loss.log_kept())
+        found = []
+        for profile in _log_profiles(np.where(np.isinf(target), 1e300, target), loss):
+            profile = np.where(at_end, -np.inf, profile)
+            given = Answer(profile, target, target)
+            found.append(DeltaAt(target).with_failure(given, log_kept).value)
+        if direction == "both":
+            every.append(np.maximum(*found))
+        else:
+            every.append(found[direction == "backward"])
     least = np.minimum.reduce(np.broadcast_arrays(*every)).max(axis=-1)
     return shaped(np.exp(least), shape)
-
-
-def _worst_profile(target: np.ndarray, loss: PrivacyLoss, direction: str) -> np.ndarray:
-    """The logarithm of delta of one dominating pair, on each path."""
-    Run((loss,), (np.ones(1),)).refuse("exact")
-    finite = np.where(np.isinf(target), 1e300, target)
-    at_end = np.isinf(target) & ~loss.is_unprotected
-    log_kept = np.where(loss.is_unprotected, 0.0, loss.log_kept())
-    forward, backward = (
-        DeltaAt(target)
-        .with_failure(Answer(log_profile, target, target), log_kept)
-        .value
-        for log_profile in (
-            np.where(at_end, -np.inf, profile)
-            for profile in _log_profiles(finite, loss)
-        )
-    )
-    return {
-        "forward": forward,
-        "backward": backward,
-        "both": np.maximum(forward, backward),
-    }[direction]
 
 
 _log_profiles = float64_boundary(

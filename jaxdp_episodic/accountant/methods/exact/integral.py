@@ -13,17 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
-from jaxdp_episodic.accountant.methods.exact.mgf import (
-    Bulk,
-    Pair,
-    Steps,
-    first_realignment,
-    log_bulk,
-    log_powers,
-    log_realigned,
-    real_moments,
-    without_bulk,
-)
+from jaxdp_episodic.accountant.methods.exact import mgf
+from jaxdp_episodic.accountant.methods.exact.mgf import Bulk, Pair, Steps
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     divided,
     log_size,
@@ -102,7 +93,7 @@ def lay_contour(
 
     def falling(c: Array) -> Array:
         """Minus the slope of the integrand's logarithm."""
-        _, mean, _ = real_moments(c, groups)
+        _, mean, _ = mgf.real_moments(c, groups)
         return -(mean - epsilon - 1 / c - 1 / (1 + c))
 
     # The saddle point of the whole integrand; or where the integrand is smaller without
@@ -115,7 +106,7 @@ def lay_contour(
         num_refinements=_SADDLE_REFINEMENTS,
     )
     c = xp.minimum(plain * _CROSSINGS[:, None], xp.maximum(largest, plain))
-    found = transform(c, bulk, groups, real_moments(c, groups))
+    found = transform(c, bulk, groups, mgf.real_moments(c, groups))
     left, whole = at(found, 0), at(at(found, 1), 0)
     size = xp.where(left.valid, left.log_value - c * epsilon, xp.inf)
     found = xp.array([size, c, left.slope, left.curvature])
@@ -130,7 +121,7 @@ def lay_contour(
     scale = 1 / xp.maximum(xp.sqrt(curvature), rate)
     taken = bulk._replace(variance=xp.where(gained, bulk.variance, 0.0))
     vertical = Contour(center, scale, xp.zeros_like(scale), scale, scale, taken)
-    realign = first_realignment(groups)
+    realign = mgf.first_realignment(groups)
     contour = _leaning(epsilon, vertical, size, realign, fall, groups)
     return contour._replace(end=_end(epsilon, contour, realign, fall, groups))
 
@@ -176,7 +167,7 @@ def _leaning(
         leans = lean * _STEEPER[:, None]
         leaning = vertical._replace(lean=xp.where(right, leans, -leans))
         z, _ = contour_points(leaning, scale * reach(leans))
-        left = log_realigned(z, groups) - z[0] * epsilon
+        left = mgf.log_realigned(z, groups) - z[0] * epsilon
         left = xp.maximum(left - size - xp.log(scale) + fall, 0.0)
         return rows_at(leans, left.argmin(axis=0)[None])[0]
 
@@ -206,13 +197,13 @@ def _end(
     ends = xp.exp(xp.log(contour.end) * powers)
     y = scale * xp.concatenate([xp.zeros_like(ends[:1]), ends])
     z, speed = contour_points(contour, y)
-    power, _ = log_powers(z, groups, checked=False)
-    difference, size = without_bulk(z, power, contour.bulk)
+    power, _ = mgf.log_powers(z, groups, checked=False)
+    difference, size = mgf.without_bulk(z, power, contour.bulk)
     size = size + log_size(difference)
     if groups[0].begins is not None:  # it may also rise between the probes
         beside, alone = size, y < realign
         size = where_needed(
-            alone, size, lambda: xp.logaddexp(beside, log_realigned(z, groups))
+            alone, size, lambda: xp.logaddexp(beside, mgf.log_realigned(z, groups))
         )
     size = size + log_size(speed) - z[0] * epsilon + xp.log(xp.maximum(y, scale))
     above = size[1:] - size[0] + xp.where(leans, fall, _VERTICAL_FALL)
@@ -253,7 +244,7 @@ def transform(
     xp, variance = namespace(c, groups[0].count), bulk.variance
     variance = xp.array([variance, xp.zeros_like(variance)])[:, None]
     log_power, mean, curvature = moments
-    log_bulk_, _ = log_bulk((c, xp.zeros_like(c)), bulk._replace(variance=variance))
+    log_bulk_, _ = mgf.log_bulk((c, xp.zeros_like(c)), bulk._replace(variance=variance))
     inverse = 1 / c**2 + 1 / (1 + c) ** 2
     log_share = xp.minimum(log_bulk_ - log_power, 0.0)
     left = xp.where(variance > 0, -xp.expm1(log_share), 1.0)
@@ -466,8 +457,8 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
         y, speed = stored(xp, (y, speed))
         z, direction = stored(xp, contour_points(contour, y))
         weight = speed * step * xp.where(u > 0, 1.0, 0.5)
-        power, error = stored(xp, log_powers(z, groups, checked=True))
-        left, size = without_bulk(z, power, bulk)
+        power, error = stored(xp, mgf.log_powers(z, groups, checked=True))
+        left, size = mgf.without_bulk(z, power, bulk)
         whole = times(left, (weight * direction[0], weight * direction[1]))
         part, length = xp.hypot(*left), xp.hypot(*whole)
         error = error + _ROUNDING * (0.5 * bulk.variance * (z[0] * z[0] + z[1] * z[1]))
@@ -481,14 +472,14 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
     log_beyond = xp.full_like(bulk.variance, _LOG_ZERO)
     if groups[0].begins is not None:
         # The largest integrand where phases agree again, times the integral of 1 / y².
-        realign = first_realignment(groups)
+        realign = mgf.first_realignment(groups)
         alone = ~xp.isfinite(realign)
         again = xp.maximum(end[1], xp.where(alone, end[1], realign))[None]
         z, _ = contour_points(contour, again)
         log_beyond = where_needed(
             alone,
             log_beyond,
-            lambda: log_realigned(z, groups)[0] - xp.log(math.pi * again[0]),
+            lambda: mgf.log_realigned(z, groups)[0] - xp.log(math.pi * again[0]),
         )
     return _Integrand(found, bulk, density, end[0], log_beyond)
 

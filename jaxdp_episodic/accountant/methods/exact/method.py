@@ -15,27 +15,14 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Nodes,
     Profile,
 )
+from jaxdp_episodic.accountant.methods import closed_form, rdp
 from jaxdp_episodic.accountant.methods.certified.lattice import loss_rounding
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
-from jaxdp_episodic.accountant.methods.closed_form import (
-    composed,
-    error_in_nats,
-    have_closed_form,
-    one_gaussian,
-    shift_error,
-    solve_single_step,
-)
 from jaxdp_episodic.accountant.methods.exact.solver import (
     ORDER_FACTORS,
     TOLERANCE,
     ContourSolver,
     order_near,
-)
-from jaxdp_episodic.accountant.methods.rdp import (
-    at_most_total_variation,
-    bounding_few,
-    rdp_bound,
-    rdp_curve,
 )
 from jaxdp_episodic.accountant.methods.run import (
     Answer,
@@ -77,9 +64,11 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
     one = run.num_steps == 1
     gaussian = ~one & (run.gaussian_shift() > 0)
     left = asked & ~one & ~gaussian
-    for i in np.flatnonzero(left & have_closed_form(run)):
+    for i in np.flatnonzero(left & closed_form.have_closed_form(run)):
         at = np.asarray(i)
-        value[i], answer.error[i] = composed(question.take(at), run.take(at))
+        value[i], answer.error[i] = closed_form.composed(
+            question.take(at), run.take(at)
+        )
         scale = np.max(question.scale(value[i]))
         left[i] = ~(answer.error[i] <= TOLERANCE * scale)
     for some, solve in (
@@ -111,8 +100,8 @@ def _otherwise(
     ends = poor & have_ends & (certify | (quick & (run.num_steps == 1)))
     index, best = np.flatnonzero(poor), np.flatnonzero(ends)
     value, error, _ = answer
-    with bounding_few(index.size):
-        value[index], _ = rdp_bound(question.take(index), run.take(index))
+    with rdp.bounding_few(index.size):
+        value[index], _ = rdp.rdp_bound(question.take(index), run.take(index))
     error[index] = np.inf
     if best.size:
         lower, upper = pld_bounds(question.take(best), run.take(best))
@@ -126,14 +115,14 @@ def _otherwise(
 
 def _of_one_step(question: Question, run: Run) -> Answer:
     """Answers for a single step, from its profile."""
-    value = solve_single_step(question, run)
+    value = closed_form.solve_single_step(question, run)
     epsilon = value if question.is_epsilon else question.target
     # The profiles of some mechanisms are upper bounds, with an unknown error.
     error = np.full(value.shape, _PROFILE_ERROR)
     for loss, count in run.uses:
         error = np.where(isinstance(loss, Bounds) & (count > 0), np.inf, error)
     if question.is_epsilon:
-        error = error_in_nats(error, epsilon, question, run)
+        error = closed_form.error_in_nats(error, epsilon, question, run)
     else:
         error += _of_rounded_losses(epsilon, run)
     return Answer(value, error, np.isposinf(value))
@@ -142,13 +131,13 @@ def _of_one_step(question: Question, run: Run) -> Answer:
 def _of_gaussians(question: Question, run: Run) -> Answer:
     """Answers for Gaussian steps that always see the unit: one step of joint shift."""
     shift = run.gaussian_shift()
-    one = Run((one_gaussian(shift),), (np.ones(shift.shape),))
-    value = solve_single_step(question, one)
+    one = Run((closed_form.one_gaussian(shift),), (np.ones(shift.shape),))
+    value = closed_form.solve_single_step(question, one)
     # The derivative of the answer by log(shift).
     size = np.abs(value)
     moved = size + shift**2 if question.is_epsilon else (1 + size) * (1 + shift)
     scale = size if question.is_epsilon else 1.0
-    error = _PROFILE_ERROR * scale + 4 * shift_error(run) * moved
+    error = _PROFILE_ERROR * scale + 4 * closed_form.shift_error(run) * moved
     return Answer(value, error, np.zeros(value.shape, bool))
 
 
@@ -158,11 +147,11 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
     unbounded = question.is_epsilon and guess is None
     if unbounded:  # before the first pass
         bound, order = np.full((2, question.target.size), np.inf)
-        bound = at_most_total_variation(question, run, bound)
+        bound = rdp.at_most_total_variation(question, run, bound)
     else:
         near = None if guess is None else order_near(question.target, guess)
-        with bounding_few(question.target.size):
-            bound, order = rdp_bound(question, run, near=near, loose=True)
+        with rdp.bounding_few(question.target.size):
+            bound, order = rdp.rdp_bound(question, run, near=near, loose=True)
     goal = question.target if question.is_epsilon else bound - LOG_BOUND_OVER_DELTA
     cut, log_added, too_many = _truncated(goal, run)
     # Densities must not be rounded by more than the tolerance of the answer.
@@ -215,8 +204,8 @@ def _of_both_directions(
             may_be_larger &= ~state.surely_private(may_be_larger, least)
     if unbounded and (left := np.flatnonzero(may_be_larger)).size:
         asked, part = question.take(left), run.take(left)
-        with bounding_few(left.size):
-            state.bound[left], order = rdp_bound(asked, part, loose=True)
+        with rdp.bounding_few(left.size):
+            state.bound[left], order = rdp.rdp_bound(asked, part, loose=True)
         state.order[left] = order  # the kernel's may be far from the best one
         may_be_larger[left] = _may_exceed(asked, part, least[left], order)
     other, other_error = state.solve(may_be_larger, backward=True, least=least)
@@ -226,7 +215,7 @@ def _of_both_directions(
 def _of_densities(run: Run) -> np.ndarray:
     """Relative error of densities at large losses, due to rounding of logarithms."""
     largest = np.zeros(run.shape)
-    for loss, count in zip(run.losses, run.counts, strict=True):
+    for loss, count in run.uses:
         taken = (count > 0) & ~loss.loses_nothing & ~loss.is_unprotected
         square = np.where(taken, np.minimum(loss.hints().furthest, 1e150) ** 2, 0.0)
         largest = np.maximum(largest, square)
@@ -255,7 +244,7 @@ def _of_composed_profiles(
 def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
     """Relative error of a single step's delta due to rounding of its losses."""
     total = np.zeros(epsilon.shape)
-    for loss, count in zip(run.losses, run.counts, strict=True):
+    for loss, count in run.uses:
         # Without atoms only large losses are rounded by more than the profile.
         loss, moved = cast(Profile, loss), loss_rounding(epsilon)
         counts = (moved > 0) | loss.may_have_atoms
@@ -280,7 +269,7 @@ def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]
     log_added = np.full(goal.shape, -np.inf)
     too_many = np.zeros(goal.shape, bool)
     losses, counts = [], []
-    for loss, count in zip(run.losses, run.counts, strict=True):
+    for loss, count in run.uses:
         if not isinstance(loss, Nodes):
             too_many |= count > 0
             continue
@@ -326,8 +315,8 @@ def _may_exceed(
             break
         # 1 + c is representable, and above 1.
         c = 1 + np.maximum(factor * (order[index] - 1), np.finfo(np.float64).eps) - 1
-        with bounding_few(index.size):
-            curve = rdp_curve(1 + c, run.take(index), "backward")
+        with rdp.bounding_few(index.size):
+            curve = rdp.rdp_curve(1 + c, run.take(index), "backward")
         # Log of the maximum over x of e^{-c x} (1 - e^{-x}); -inf settles.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             payoff = -np.log1p(c) - c * np.log1p(1 / c)

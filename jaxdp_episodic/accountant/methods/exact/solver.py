@@ -25,32 +25,9 @@ from jaxdp_episodic.accountant.losses.gaussian import (
     inner_exponent,
     near_gaussian_profile,
 )
-from jaxdp_episodic.accountant.methods.exact.integral import (
-    FALL,
-    Blocks,
-    Transform,
-    largest_center,
-    lay_contour,
-    search,
-    transform,
-)
-from jaxdp_episodic.accountant.methods.exact.mgf import (
-    CHECK_FACTOR,
-    NEAR_LOSS,
-    Bulk,
-    Steps,
-    bulk_of,
-    exchanged_moments,
-    real_moments,
-    steps_of,
-)
-from jaxdp_episodic.accountant.methods.rdp import (
-    bounding_few,
-    epsilon_at,
-    first_order,
-    log_delta_at,
-    rdp_bound,
-)
+from jaxdp_episodic.accountant.methods import rdp
+from jaxdp_episodic.accountant.methods.exact import integral, mgf
+from jaxdp_episodic.accountant.methods.exact.mgf import Bulk, Steps
 from jaxdp_episodic.accountant.methods.run import (
     DeltaAt,
     EpsilonAt,
@@ -112,7 +89,7 @@ class Pass(NamedTuple):
 
     loss_nodes: int
     contour_nodes: int
-    fall: float = FALL  # nats; see `contour.lay_contour`
+    fall: float = integral.FALL  # nats; see `integral.lay_contour`
 
 
 # Tried one after another while the error of a setting is too large. Hard settings need
@@ -242,8 +219,8 @@ class ContourSolver:
         if np.any(failed):
             poor = index[failed]
             asked = self.question.take(poor), self.run.take(poor)
-            with bounding_few(poor.size):
-                self.bound[poor], self.order[poor] = rdp_bound(*asked, loose=True)
+            with rdp.bounding_few(poor.size):
+                self.bound[poor], self.order[poor] = rdp.rdp_bound(*asked, loose=True)
         value = np.maximum(value, 0.0)
         # delta falls with epsilon: a sum that rises has not converged.
         falls = slope > 0
@@ -293,7 +270,7 @@ class ContourSolver:
             terms = np.maximum(terms, loss.num_terms.max(axis=0))
             with np.errstate(all="ignore"):
                 size = loss.largest_node(cut - np.log(loss.outer_rate))
-            far = (count > 0) & ~(size <= NEAR_LOSS)
+            far = (count > 0) & ~(size <= mgf.NEAR_LOSS)
             self.is_far[index] |= far.any(axis=0)
         # Sorted, as the sums of a chunk are as long as its longest one.
         rows = np.argsort(terms, kind="stable")
@@ -391,7 +368,7 @@ def one_pass(
     every: list[Steps] = []
     kinds = zip(groups, shape.terms, shape.has_gaussians, strict=True)
     for group, terms, has_gaussians in kinds:
-        one = steps_of(
+        one = mgf.steps_of(
             group,
             backward,
             log_cut,
@@ -402,22 +379,22 @@ def one_pass(
         )
         every.append(one)
     steps = tuple(every)
-    bulk, known = bulk_of(steps), initial >= 0
+    bulk, known = mgf.bulk_of(steps), initial >= 0
     initial, bound, order = where_needed(
         known,
         xp.array([initial, bound, order]),
         functools.partial(first_epsilon, target, bound, groups, steps, bulk),
     )
-    contour = lay_contour(initial, steps, fall, bulk)
-    blocks, held = Blocks(number, shape.block, shape.most), is_held > 0
-    found = search(target, initial, bound, contour, steps, blocks, held)
+    contour = integral.lay_contour(initial, steps, fall, bulk)
+    blocks, held = integral.Blocks(number, shape.block, shape.most), is_held > 0
+    found = integral.search(target, initial, bound, contour, steps, blocks, held)
     less = xp.zeros_like(target)
 
     def exchanged_is_less() -> Array:
         """1 where a Rényi bound says that the exchanged pair has less delta, else 0."""
         c = (order - 1) * ORDER_FACTORS
-        moments = exchanged_moments(c, steps[0])
-        bounds = log_delta_at(xp.maximum(found.value, 0.0), c, moments)
+        moments = mgf.exchanged_moments(c, steps[0])
+        bounds = rdp.log_delta_at(xp.maximum(found.value, 0.0), c, moments)
         return xp.where(xp.any(bounds < target, axis=0), 1.0, 0.0)
 
     if len(groups) == len(groups[0].count) == 1 and groups[0].loss.nodes_exchange:
@@ -469,19 +446,21 @@ def first_epsilon(
     # By the saddle-point approximation of delta. If that fails, because rare large
     # losses are far from the others, by the sum of the deltas of both parts.
     xp = namespace(log_delta, highest, fields[0].count, groups[0].count)
-    guess = xp.exp(first_order(fields, -log_delta))
+    guess = xp.exp(rdp.first_order(fields, -log_delta))
     guess = xp.clip(guess, _LEAST_ORDER, _LARGEST_ORDER)
-    c = xp.minimum(guess * _ORDERS_TRIED[:, None], largest_center(log_delta, groups))
-    moments = real_moments(c, groups)
-    bounds = epsilon_at(log_delta, c, moments[0])
+    c = xp.minimum(
+        guess * _ORDERS_TRIED[:, None], integral.largest_center(log_delta, groups)
+    )
+    moments = mgf.real_moments(c, groups)
+    bounds = rdp.epsilon_at(log_delta, c, moments[0])
     best = xp.where(xp.isnan(bounds), xp.inf, bounds).argmin(axis=0)[None]
     order, found = 1 + rows_at(c, best)[0], rows_at(moments[0], best)
     # This bound may become the answer, so it includes the quadrature error: a multiple
     # of the difference from the checking rule.
     checks = tuple(steps._replace(nodes=steps.check) for steps in groups)
-    again = real_moments(order[None] - 1, checks)[0]
-    moment = xp.maximum(found, again) + CHECK_FACTOR * xp.abs(found - again)
-    bound = epsilon_at(log_delta, order - 1, moment[0])
+    again = mgf.real_moments(order[None] - 1, checks)[0]
+    moment = xp.maximum(found, again) + mgf.CHECK_FACTOR * xp.abs(found - again)
+    bound = rdp.epsilon_at(log_delta, order - 1, moment[0])
     bound = xp.where(bound >= 0, bound, xp.where(bound < 0, 0.0, xp.inf))
     highest = xp.minimum(highest, bound)
     near = _by_saddle_points(log_delta, c, moments, bulk, groups)
@@ -530,9 +509,9 @@ def _by_saddle_points(
 ) -> Array:
     """Epsilon at which the saddle-point approximation equals delta; NaN if none."""
     xp, variance = namespace(log_delta, c, groups[0].count), bulk.variance
-    both = transform(c, bulk, groups, moments)
+    both = integral.transform(c, bulk, groups, moments)
     valid = both.valid[0]
-    found = Transform(*(xp.where(valid, part[0], part[1]) for part in both))
+    found = integral.Transform(*(xp.where(valid, part[0], part[1]) for part in both))
     x = found.slope
     used = valid & (variance > 0)
     mu = xp.sqrt(xp.where(variance > 0, variance, 1.0))

@@ -84,13 +84,13 @@ def test_a_delta_far_below_the_bound_is_not_taken_from_cut_distributions(monkeyp
 def test_an_answer_far_from_its_contours_epsilon_is_rejected(monkeypatch):
     """Rare episodes: a first guess of 1.1 where the answer is 1.4e-4."""
     laid_for = []
-    lay_contour = solver.lay_contour
+    lay_contour = integral.lay_contour
 
     def watched(guess, *rest):
         laid_for.append(float(guess[0]))
         return lay_contour(guess, *rest)
 
-    monkeypatch.setattr(solver, "lay_contour", watched)
+    monkeypatch.setattr(integral, "lay_contour", watched)
     poor = np.array([[1.1], [2.0], [2.0]])
     monkeypatch.setattr(solver, "first_epsilon", lambda *_: poor)
     step = episodes(5, 2e-5, 5.0)

@@ -116,22 +116,15 @@ def have_closed_form(run: Run) -> np.ndarray:
     return number <= np.where(of_two, _MOST_OF_TWO, _MOST_LOSSES)
 
 
+@np.errstate(all="ignore")
 def composed(question: Question, run: Run) -> tuple[float, float]:
     """Returns the answer of one setting by sums over all losses; its error, nats."""
-    taken = [
+    taken: list[tuple[Any, float]] = [
         (loss.kept_in_range(), float(count))
         for loss, count in run.uses
         if count > 0 and not loss.loses_nothing
     ]
     target, of_epsilon = float(question.target), question.is_epsilon
-    with np.errstate(all="ignore"):
-        return _of_few_losses(target, taken, of_epsilon=of_epsilon)
-
-
-def _of_few_losses(
-    target: float, taken: list[tuple[Any, float]], *, of_epsilon: bool
-) -> tuple[float, float]:
-    """Computes `composed` for (loss, count) pairs."""
     if not of_epsilon and all(
         isinstance(loss, RandomizedResponseLoss) for loss, _ in taken
     ):

@@ -243,11 +243,7 @@ class AdaptiveRun(Menu):
             run, at = settings[pair[0]], pair[1]
             if run is not self:
                 return run._answer(kind, at, upper=upper, width=width)
-            found = (
-                self._epsilon_ends(at, width)
-                if kind == "epsilon"
-                else self._delta_ends(at)
-            )
+            found = self._ends(kind, at, width)
             return found.upper if upper else (self._reached(found.lower), found.upper)
 
         pairs = list(zip(*both, strict=True))
@@ -353,10 +349,6 @@ class AdaptiveRun(Menu):
             answers[key] = compute()
         return answers[key]
 
-    def _part(self) -> Any:
-        """The run as a composed run if its worst strategy is one; else as a game."""
-        return self._kept("part", lambda: part_of(self))
-
     def composition(self) -> ComposedSteps | None:
         """Returns the composed run that is the worst strategy; None if it is not one.
 
@@ -368,7 +360,7 @@ class AdaptiveRun(Menu):
         nested = any(isinstance(o, AdaptiveRun) for o in self.options.values())
         if self.shape and (self.quotas is None or nested):
             return None  # it may exist for some settings only
-        part = self._part()
+        part = self._kept("part", lambda: part_of(self))
         return None if isinstance(part, Game) else part
 
     def _reached(self, lower: Any) -> Any:
@@ -385,32 +377,27 @@ class AdaptiveRun(Menu):
         """Returns one run for each setting, in the order of the flattened array."""
         return self._kept("settings", self._apart)
 
-    def _epsilon_ends(self, delta: float, width: float | None) -> Ends:
-        if delta >= 1:
+    def _ends(self, kind: str, target: float, width: float | None) -> Ends:
+        """Certified ends of epsilon or delta of one setting that is a game."""
+        part = self._kept("part", lambda: part_of(self))
+        if kind == "epsilon" and target >= 1:
             return Ends(0.0, 0.0)
-        if delta == 0:
-            return Ends(0.0, self._most_lost())
-        question = EpsilonAt(np.asarray(math.log(delta)))
-
-        def solved() -> Ends:
-            found = ends(question, self._part(), width=width)
-            return Ends(found.lower, min(found.upper, self._most_lost()))
-
-        return self._kept(("epsilon", delta, width), solved)
-
-    def _delta_ends(self, epsilon: float) -> Ends:
-        if math.isinf(epsilon):
-            return Ends(0.0, lost_at_once(self._part()))
-        if epsilon >= self._most_lost():
+        if kind == "delta" and math.isinf(target):
+            return Ends(0.0, lost_at_once(part))
+        most = self._kept("most lost", lambda: largest_loss(part))
+        if kind == "epsilon" and target == 0:
+            return Ends(0.0, most)
+        if kind == "delta" and target >= most:
             return Ends(0.0, 0.0)
 
         def solved() -> Ends:
-            return as_deltas(ends(DeltaAt(np.asarray(epsilon)), self._part()))
+            if kind == "delta":
+                return as_deltas(ends(DeltaAt(np.asarray(target)), part))
+            question = EpsilonAt(np.asarray(math.log(target)))
+            found = ends(question, part, width=width)
+            return Ends(found.lower, min(found.upper, most))
 
-        return self._kept(("delta", epsilon), solved)
-
-    def _most_lost(self) -> float:
-        return self._kept("most lost", lambda: largest_loss(self._part()))
+        return self._kept((kind, target, width), solved)
 
 
 # A run may be an option of another run.

@@ -112,9 +112,7 @@ class AdaptiveBudget:
         """Refuses options in ``first`` that could be used again, or are checks."""
         for name in self.first:
             run, number = self._run_of(name), self.first.count(name)
-            if run.rules is not None:
-                self._check_rules_of_first(run)
-            elif run.quotas is None or run.quotas[name] != number:
+            if run.rules is None and (run.quotas or {}).get(name) != number:
                 quota = "none" if run.quotas is None else run.quotas[name]
                 raise ValueError(
                     f"option {name!r} is in first {number} time(s) and must have this "
@@ -122,26 +120,24 @@ class AdaptiveBudget:
                 )
             if name in self.checks:
                 raise ValueError(f"checks must not name {name!r}, which is in first")
-
-    def _check_rules_of_first(self, run: AdaptiveRun) -> None:
-        """Refuses rules that allow another order or a repetition of first options."""
-        rules = run.rules
-        assert rules is not None
-        first = self._first_of(run)
-        state = rules.start
-        for name in first:
-            if set(rules.moves.get(state, {})) != {name}:
+        for run in self.runs:
+            first, rules = self._first_of(run), run.rules
+            if not first or rules is None:
+                continue
+            state = rules.start
+            for name in first:
+                if set(rules.moves.get(state, {})) != {name}:
+                    raise ValueError(
+                        f"rules must allow only {name!r} in state {state!r}, because "
+                        f"it is in first, got {sorted(rules.moves.get(state, {}))}"
+                    )
+                state = rules.moves[state][name]
+            later = {n for s in reachable(rules, state) for n in rules.moves.get(s, {})}
+            if not later.isdisjoint(first):
                 raise ValueError(
-                    f"rules must allow only {name!r} in state {state!r}, because it is "
-                    f"in first, got {sorted(rules.moves.get(state, {}))}"
+                    "rules must not allow options of first again, got "
+                    f"{sorted(later.intersection(first))}"
                 )
-            state = rules.moves[state][name]
-        later = {n for s in reachable(rules, state) for n in rules.moves.get(s, {})}
-        if not later.isdisjoint(first):
-            raise ValueError(
-                "rules must not allow options of first again, got "
-                f"{sorted(later.intersection(first))}"
-            )
 
     @functools.cached_property
     def options(self) -> Mapping[str, GaussianStep]:

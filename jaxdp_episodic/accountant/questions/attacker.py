@@ -362,7 +362,13 @@ def curve_points(
             parts = np.minimum(parts, max(int(parts.max()) // 2, 1))
         if np.all(parts == 1):
             break
-        more = _between(epsilons, parts)
+        inner = parts - 1  # padded to the longest list
+        more = np.full((inner.sum(axis=0).max(), num_settings), _FIRST_POINTS[-1])
+        for i, (eps, count) in enumerate(zip(epsilons.T, inner.T, strict=True)):
+            start = np.repeat(np.cumsum(count) - count, count)
+            number = np.arange(len(start)) - start + 1
+            gap = np.repeat(np.diff(eps) / (count + 1), count)
+            more[: len(start), i] = np.repeat(eps[:-1], count) + number * gap
         epsilons = np.concatenate([epsilons, more])
         deltas = np.concatenate([deltas, delta(more)])
         order = np.argsort(epsilons, axis=0, kind="stable")
@@ -414,33 +420,11 @@ def _parts(
     allowed = np.minimum(_ABSOLUTE, _RELATIVE * np.maximum(scale, floor))
     matters = (deltas[:-1] > floor) & (width > 0)
     if rates is not None:
-        matters &= _may_be_best(g, deltas, rates, 4 * gap, allowed)
+        # An interval may have a lower true positive rate at one of the rates.
+        at = rates[:, None, None]
+        both = deltas + g * at, 1 - (1 - deltas - at) / g
+        best = np.minimum(*both).min(axis=1, keepdims=True)
+        ends = [np.minimum(rate[:, :-1], rate[:, 1:]) for rate in both]
+        matters &= np.any(np.minimum(*ends) - 4 * gap < best - allowed, axis=0)
     ratio = np.divide(gap, allowed, out=np.zeros_like(gap), where=matters)
     return np.clip(np.ceil(np.sqrt(ratio)), 1, _MOST_PARTS).astype(np.int64)
-
-
-def _may_be_best(
-    g: np.ndarray,
-    deltas: np.ndarray,
-    rates: np.ndarray,
-    height: np.ndarray,
-    allowed: np.ndarray,
-) -> np.ndarray:
-    """Whether an interval may have a lower true positive rate at one of the rates."""
-    caught = deltas + g * rates[:, None, None]
-    mirrored = 1 - (1 - deltas - rates[:, None, None]) / g
-    best = np.minimum(caught, mirrored).min(axis=1, keepdims=True)
-    ends = [np.minimum(rate[:, :-1], rate[:, 1:]) for rate in (caught, mirrored)]
-    return np.any(np.minimum(*ends) - height < best - allowed, axis=0)
-
-
-def _between(epsilons: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """The points that divide each interval into parts, padded to the longest list."""
-    inner = parts - 1
-    points = np.full((int(inner.sum(axis=0).max()), parts.shape[1]), _FIRST_POINTS[-1])
-    for column, (eps, count) in enumerate(zip(epsilons.T, inner.T, strict=True)):
-        start = np.repeat(np.cumsum(count) - count, count)
-        number = np.arange(len(start)) - start + 1
-        gap = np.repeat(np.diff(eps) / (count + 1), count)
-        points[: len(start), column] = np.repeat(eps[:-1], count) + number * gap
-    return points

@@ -160,7 +160,11 @@ class SpentAhead:
     def at(self, step: int) -> float:
         """Returns epsilon after that many steps, at least 1 (*upper bound*)."""
         if self._is_slow:
-            return self._after(max(step, min(_next_of(step), self._budget.num_steps)))
+            # The next term of a sequence that grows by a fifth, at least by 1.
+            number = 1
+            while number < step:
+                number += max(number // 5, 1)
+            return self._after(max(step, min(number, self._budget.num_steps)))
         index = step - self._first
         if not 0 <= index < len(self._values):
             # Group the same steps wherever a run begins: the last digit depends on what
@@ -175,14 +179,6 @@ class SpentAhead:
             spent = np.asarray(self._budget.spent(kept))
             self._values = spent[np.searchsorted(kept, owed)]
         return float(self._values[index])
-
-
-def _next_of(step: int) -> int:
-    """The next term >= ``step`` of a sequence that grows by a fifth, at least by 1."""
-    number = 1
-    while number < step:
-        number += max(number // 5, 1)
-    return number
 
 
 def plan_budget(

@@ -441,7 +441,15 @@ def calibrate_rate(
     is_share = isinstance(scheme, Poisson)
     ends = (_SMALLEST_PROBABILITY, 1.0)
     if not is_share:
-        ends = smallest, _largest_size(one, level)
+        if level not in (names := one.level_names_used):
+            raise ValueError(
+                f"level must be one of {names}, at or above the privacy unit, "
+                f"got {_validation.shown(level)}"
+            )
+        group: Any = one.path_rates.group_sizes[names.index(level)]
+        # The largest size that matters, or that ``small_units`` permits.
+        refused = one.small_units == "error"
+        ends = smallest, group.min(axis=-1) if refused else group.max(axis=-1)
     least, most = (
         np.broadcast_to(end, run.shape).reshape(-1).astype(np.float64) for end in ends
     )
@@ -472,20 +480,6 @@ def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:
     start, stop = np.where(low > 0, low, high), np.where(low > 0, high, 0.0)
     found = largest_within(shorter, start, stop, tolerance=0, integer=True)
     return np.where(low > 0, low + high - found, high).astype(np.int64)
-
-
-def _largest_size(step: GaussianStep, level: str) -> np.ndarray:
-    """The largest size that matters, or that ``small_units`` permits."""
-    names = step.level_names_used
-    if level not in names:
-        raise ValueError(
-            f"level must be one of {names}, at or above the privacy unit, "
-            f"got {_validation.shown(level)}"
-        )
-    group = step.path_rates.group_sizes[names.index(level)]
-    assert group is not None  # a level without replacement has a size
-    refused = step.small_units == "error"
-    return group.min(axis=-1) if refused else group.max(axis=-1)
 
 
 def _check_is(step: Any, *kinds: type) -> None:

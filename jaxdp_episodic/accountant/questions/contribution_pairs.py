@@ -255,13 +255,6 @@ def theorem_m(numbers: np.ndarray, masses: np.ndarray) -> Mixture:
     return Mixture(1.0, min(chance, 1.0), numbers[some], shares)
 
 
-def number_drawn(law: np.ndarray, size: float, units: float) -> np.ndarray:
-    """The distribution of the drawn ones of a random number of units."""
-    numbers, masses = laws.tails_moved_up(law)
-    drawn = [laws.log_drawn(Stage(number, 0.0, size, units)) for number in numbers]
-    return laws.mixed(drawn, masses)
-
-
 def person_stages(step: GaussianStep) -> tuple[Stage, ...]:
     """Returns the levels that have bounds of a person, top to bottom; worst path."""
     if step.people is None:
@@ -519,10 +512,12 @@ def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
 
     def mixture_1(stages: Any, *of: Any) -> Mixture:
         mean, worst = held(stages, *of[:3])
-        mean, worst = (
-            number_drawn(law, of[4], of[0] // of[1]) for law in (mean, worst)
-        )
-        return theorem_2(mean, worst)
+        laws_of_drawn = []
+        for law in (mean, worst):
+            numbers, masses = laws.tails_moved_up(law)
+            stages = [Stage(number, 0.0, of[4], of[0] // of[1]) for number in numbers]
+            laws_of_drawn.append(laws.mixed(list(map(laws.log_drawn, stages)), masses))
+        return theorem_2(*laws_of_drawn)
 
     if not isinstance(design.episodes, Poisson):  # Theorem 1
         return (mixture_pair(step, settings, mixture_1),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -341,31 +340,27 @@ def _scale_of_fields(
     fields: Sequence[Field],
     shape: tuple[int, ...],
 ) -> Scale:
-    """The `Scale` of fields that change together."""
-    each = [_scale(parts[i], counts[i], name) for i, name in fields]
-    size, falls = (
-        functools.reduce(np.minimum, (np.broadcast_to(a, shape) for a in column))
-        for column in ([s.size for s in each], [s.falls for s in each])
-    )
-    rises = [np.broadcast_to(s.rises, shape) for s in each]
-    return Scale(size, np.logical_or.reduce(rises), falls)
-
-
-def _scale(step: GaussianStep, count: np.ndarray, name: str) -> Scale:
-    """The `Scale` of a number of one part."""
-    if name == NOISE:
-        return scale_of(name, step.noise_multiplier)
-    if name == NUM_STEPS:
-        most = np.maximum(count, 1.0)
-        return Scale(most, count == 0, np.zeros(most.shape))
-    scheme = _schemes(step)[name]
-    if isinstance(scheme, Poisson):
-        return scale_of(name, scheme.sampling_probability)
-    draw, group = _drawn(step, scheme)
-    # A size above the population has no effect.
-    own = _scale_of_rate(np.minimum(draw / group, 1.0), group)
-    size = np.where(draw > group, draw, own.size).min(axis=-1)
-    return Scale(size, np.zeros(size.shape, bool), own.falls.min(axis=-1))
+    """The `Scale` of fields that change together: the smallest."""
+    each = []
+    for i, name in fields:
+        scheme = _schemes(parts[i]).get(name)
+        if name == NOISE:
+            scale = scale_of(name, parts[i].noise_multiplier)
+        elif scheme is None:
+            most = np.maximum(counts[i], 1.0)
+            scale = Scale(most, counts[i] == 0, np.zeros(most.shape))
+        elif isinstance(scheme, Poisson):
+            scale = scale_of(name, scheme.sampling_probability)
+        else:
+            draw, group = _drawn(parts[i], scheme)
+            # A size above the population has no effect.
+            own = _scale_of_rate(np.minimum(draw / group, 1.0), group)
+            size = np.where(draw > group, draw, own.size).min(axis=-1)
+            scale = Scale(size, np.zeros(size.shape, bool), own.falls.min(axis=-1))
+        each.append([np.broadcast_to(part, shape) for part in scale])
+    sizes, rises, falls = zip(*each, strict=True)
+    smallest = np.minimum.reduce
+    return Scale(smallest(sizes), np.logical_or.reduce(rises), smallest(falls))
 
 
 def _moved_runs(

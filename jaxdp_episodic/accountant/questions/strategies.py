@@ -501,21 +501,10 @@ def largest_budget(menu: Menu, epsilon: float, delta: float) -> int:
             f"{MOST_BUDGET:,}, got {dict(menu.prices)}"
         )
     most = max(math.ceil(most), 1)
-    found = _largest_of(menu, most, epsilon, delta)
-    if found < min(menu.prices.values()):
-        raise ValueError(
-            f"epsilon={epsilon:g} and delta={delta:g} permit no option: the budget "
-            f"would be {found}, the prices are {dict(menu.prices)}"
-        )
-    return found
-
-
-def _largest_of(menu: Menu, most: int, epsilon: float, delta: float) -> int:
-    """The largest budget up to ``most`` within a target."""
     every = game_of(menu, most, every=True)
     if not every.steps:
-        return 0
-    if equivalent(every) is not None:
+        found = 0
+    elif equivalent(every) is not None:
 
         def fits(budget: int) -> bool:
             same = equivalent(game_of(menu, budget))
@@ -523,12 +512,19 @@ def _largest_of(menu: Menu, most: int, epsilon: float, delta: float) -> int:
                 same is None or api.delta(same, epsilon=epsilon, method="pld") <= delta
             )
 
-        return _largest_within(fits, 0, most + 1)
-    question = DeltaAt(np.asarray(epsilon))
-    # One recursion has the worst strategies of all smaller budgets in its rows.
-    ends = least_of_theorems(
-        every,
-        lambda problem: solver_of(question, problem, _WIDTH).ends_of(every.budgets),
-    )
-    too_large = np.flatnonzero(ends > math.log(delta))
-    return int(too_large[0]) - 1 if too_large.size else most
+        found = _largest_within(fits, 0, most + 1)
+    else:
+        question = DeltaAt(np.asarray(epsilon))
+        # One recursion has the worst strategies of all smaller budgets in its rows.
+        ends = least_of_theorems(
+            every,
+            lambda problem: solver_of(question, problem, _WIDTH).ends_of(every.budgets),
+        )
+        too_large = np.flatnonzero(ends > math.log(delta))
+        found = int(too_large[0]) - 1 if too_large.size else most
+    if found < min(menu.prices.values()):
+        raise ValueError(
+            f"epsilon={epsilon:g} and delta={delta:g} permit no option: the budget "
+            f"would be {found}, the prices are {dict(menu.prices)}"
+        )
+    return found

@@ -79,7 +79,14 @@ def _on_paths(
             return Answer(end, np.zeros(shape), np.zeros(shape, bool))
         asked = question.inside()
     if np.any(log_kept) or np.any(little):
-        found = _of_finite_loss(asked, run.kept(), method, log_kept, little)
+        # From those given a finite loss; bounds if there is little noise.
+        left = asked.given_kept(log_kept)
+        left = left.at(np.where(np.isneginf(left.target), -1.0, left.target))
+        found = asked.with_failure(_ask(left, run.kept(), method), log_kept)
+        bound = little & (found.value != asked.nothing)
+        certified = found.is_certified | (bound & (method != "rdp"))
+        error = np.where(bound, np.inf, found.error)
+        found = found._replace(error=error, is_certified=certified)
     elif run.num_paths > 1 and not every and method != "rdp":
         found = _of_worst(asked, run.kept(), method)
     else:
@@ -88,19 +95,6 @@ def _on_paths(
         return found
     value, error = np.where(at_end, (end, np.zeros(shape)), found[:2])
     return Answer(value, error, ~at_end & found.is_certified)
-
-
-def _of_finite_loss(
-    question: Question, run: Run, method: str, log_kept: np.ndarray, little: np.ndarray
-) -> Answer:
-    """The answers from those given a finite loss; bounds if there is little noise."""
-    left = question.given_kept(log_kept)
-    hopeless = np.isneginf(left.target)
-    left = left.at(np.where(hopeless, -1.0, left.target))
-    found = question.with_failure(_ask(left, run, method), log_kept)
-    bound = little & (found.value != question.nothing)
-    certified = found.is_certified | (bound & (method != "rdp"))
-    return Answer(found.value, np.where(bound, np.inf, found.error), certified)
 
 
 def _ask(question: Question, run: Run, method: str) -> Answer:

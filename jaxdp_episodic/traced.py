@@ -5,10 +5,8 @@ descriptions whose numbers may be traced by JAX. See docs/in_jax.md.
 """
 
 from jaxdp_episodic.accountant.questions.traced import (
-    delta,
-    epsilon,
-    noise_multiplier,
-    rdp,
+    delta as delta,
+    epsilon as epsilon,
+    noise_multiplier as noise_multiplier,
+    rdp as rdp,
 )
-
-__all__ = ["delta", "epsilon", "noise_multiplier", "rdp"]

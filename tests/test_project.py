@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 66_178,
+    "jaxdp_episodic": 65_945,
     "jaxdp_episodic/accountant/describe": 4_062,
     "jaxdp_episodic/accountant/losses": 5_376,
     "jaxdp_episodic/accountant/methods": 6_591,
@@ -326,7 +326,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/questions": 6_066,
     "jaxdp_episodic/accountant/bounds": 2_000,
     "jaxdp_episodic/accountant/interop": 1_776,
-    "jaxdp_episodic/accountant/report": 2_119,
+    "jaxdp_episodic/accountant/report": 2_116,
     "jaxdp_episodic/trainer/data": 3_600,
     "jaxdp_episodic/trainer/draw": 1_785,
     "jaxdp_episodic/trainer/config": 1_471,
@@ -342,7 +342,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/book": 1_187,
     "jaxdp_episodic/tools/train": 1_345,
     "jaxdp_episodic/tools/explore": 509,
-    "jaxdp_episodic/tools/cli": 2_460,
+    "jaxdp_episodic/tools/cli": 2_455,
     "jaxdp_episodic/files": 1_497,
     "experiments": 7_110,
     "tests": 48_400,

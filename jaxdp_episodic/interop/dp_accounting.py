@@ -1,9 +1,7 @@
 """dp-accounting: this accountant with its interface, and conversion of its events."""
 
 from jaxdp_episodic.accountant.interop.dp_accounting import (
-    EpisodicAccountant,
-    from_dp_event,
-    to_dp_event,
+    EpisodicAccountant as EpisodicAccountant,
+    from_dp_event as from_dp_event,
+    to_dp_event as to_dp_event,
 )
-
-__all__ = ["EpisodicAccountant", "from_dp_event", "to_dp_event"]

@@ -1,15 +1,10 @@
 """JAX Privacy: accounts for its plans, strategies and training parameters."""
 
-from jaxdp_episodic.accountant.interop.dp_accounting import EpisodicAccountant
-from jaxdp_episodic.accountant.interop.jax_privacy import (
-    from_dp_params,
-    from_execution_plan,
-    training_config,
+from jaxdp_episodic.accountant.interop.dp_accounting import (
+    EpisodicAccountant as EpisodicAccountant,
 )
-
-__all__ = [
-    "EpisodicAccountant",
-    "from_dp_params",
-    "from_execution_plan",
-    "training_config",
-]
+from jaxdp_episodic.accountant.interop.jax_privacy import (
+    from_dp_params as from_dp_params,
+    from_execution_plan as from_execution_plan,
+    training_config as training_config,
+)

@@ -8,8 +8,7 @@ import jax
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.bounds import mechanisms

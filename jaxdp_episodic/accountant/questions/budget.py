@@ -20,8 +20,7 @@ from jaxdp_episodic.accountant.describe.step import (
     steps_owed,
 )
 from jaxdp_episodic.accountant.numerics.roots import largest_within
-from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
-from jaxdp_episodic.accountant.questions.api import rdp as rdp_of
+from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of, rdp as rdp_of
 from jaxdp_episodic.accountant.questions.calibration import (
     bracket,
     calibrate_noise_multiplier,

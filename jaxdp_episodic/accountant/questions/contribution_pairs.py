@@ -29,8 +29,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Scheme,
 )
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
-from jaxdp_episodic.accountant.losses import gaussian_mixtures as mixtures
-from jaxdp_episodic.accountant.losses import people
+from jaxdp_episodic.accountant.losses import gaussian_mixtures as mixtures, people
 from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxdp_episodic.accountant.describe import people_laws as laws
-from jaxdp_episodic.accountant.describe import releases
+from jaxdp_episodic.accountant.describe import people_laws as laws, releases
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
@@ -41,9 +40,13 @@ from jaxdp_episodic.accountant.describe.step import (
     OneStep,
     parts_of,
 )
-from jaxdp_episodic.accountant.losses import allocated, finite, renyi_curve
-from jaxdp_episodic.accountant.losses import gaussian_mixtures as mixtures
-from jaxdp_episodic.accountant.losses import independent_episodes as episodes
+from jaxdp_episodic.accountant.losses import (
+    allocated,
+    finite,
+    gaussian_mixtures as mixtures,
+    independent_episodes as episodes,
+    renyi_curve,
+)
 from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.losses.loss_nodes import Rate, real_log_mixture

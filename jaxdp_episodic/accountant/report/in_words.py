@@ -25,15 +25,11 @@ from jaxdp_episodic.accountant.report.sentences import (
 
 GUARANTEE = "guarantee"
 TAKEN = "taken"
-
 INFORMATION = "no guarantee; the same steps, had they been fixed in advance"
-
 _PARTS = (
     "Parts: with several budgets the largest one counts. Their options use different "
     "parts of the data, and every protected unit is in one part."
 )
-
-
 _ANSWER = (
     "You must make sure of these: no program can check them all. docs/guarantees.md "
     "explains them."

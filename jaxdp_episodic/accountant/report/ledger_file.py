@@ -39,10 +39,9 @@ from jaxdp_episodic.accountant.describe.step import (
     steps_owed,
 )
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.files import sqlite_file
 from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.json_file import parse_json
-from jaxdp_episodic.files.sqlite_file import connect, refuse_lost_commits
-from jaxdp_episodic.files.sqlite_file import refusing as refusing_as
 
 T = TypeVar("T")
 STORE = "run.sqlite"
@@ -101,7 +100,7 @@ class Charge(NamedTuple):
     hash: bytes  # of this charge and all earlier ones
 
 
-refusing = partial(refusing_as, damaged=LedgerError)
+refusing = partial(sqlite_file.refusing, damaged=LedgerError)
 
 
 def text_hash(kind: str, key: str, value: str) -> bytes:
@@ -146,7 +145,7 @@ def _lacks_log(path: Path) -> bool:
         return False
     # Without locks SQLite does not open a file with such a log. Reading the file
     # directly would drop the locks of this process on it.
-    with closing(connect(path, "ro&nolock=1")) as db:
+    with closing(sqlite_file.connect(path, "ro&nolock=1")) as db:
         try:
             db.execute("PRAGMA journal_mode")
         except sqlite3.Error as error:
@@ -162,7 +161,7 @@ class RunFile:
         self.path = path
         try:
             check_plain_file(path)
-            refuse_lost_commits(path)
+            sqlite_file.refuse_lost_commits(path)
         except ValueError as error:
             raise LedgerError(str(error)) from None
         with refusing(path):
@@ -176,7 +175,9 @@ class RunFile:
 
     def _connected(self) -> sqlite3.Connection:
         # A reader creates an empty log if there is none, unless the file is immutable.
-        db = connect(self.path, "ro&immutable=1" if self.lacks_log else "ro")
+        db = sqlite_file.connect(
+            self.path, "ro&immutable=1" if self.lacks_log else "ro"
+        )
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_DESCRIBED)
         try:
             db.execute("BEGIN")
@@ -187,7 +188,7 @@ class RunFile:
             # Only a writer can roll back a commit that a crash has interrupted.
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
                 raise
-        db = connect(self.path, "rw")
+        db = sqlite_file.connect(self.path, "rw")
         db.execute("PRAGMA query_only = ON")
         db.execute("BEGIN")
         return db

@@ -24,8 +24,7 @@ from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.table_file import check_suffix
 from jaxdp_episodic.tools.cli import command
 from jaxdp_episodic.tools.cli.flags import UsageError
-from jaxdp_episodic.tools.requests import batch
-from jaxdp_episodic.tools.requests import request as requests
+from jaxdp_episodic.tools.requests import batch, request as requests
 
 
 def do_epsilon(o: command.Options) -> list[str]:

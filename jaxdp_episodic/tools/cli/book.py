@@ -15,8 +15,7 @@ from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.report.sentences import downward, upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.tools.book import book
-from jaxdp_episodic.tools.book import content as contents
+from jaxdp_episodic.tools.book import book, content as contents
 from jaxdp_episodic.tools.book.storage import shown
 from jaxdp_episodic.tools.cli.command import Options, aligned, facts, waiting
 from jaxdp_episodic.tools.plots.figures import draw_book

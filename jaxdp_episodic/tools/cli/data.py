@@ -12,8 +12,7 @@ from typing import Any
 from jaxdp_episodic._progress import ProgressBar, standard_error
 from jaxdp_episodic.files.column_folder import check_sums, stored_splits
 from jaxdp_episodic.tools.cli.command import Options, facts
-from jaxdp_episodic.trainer.data import folders as layouts
-from jaxdp_episodic.trainer.data import user_files
+from jaxdp_episodic.trainer.data import folders as layouts, user_files
 from jaxdp_episodic.trainer.data.sources import FileSource
 from jaxdp_episodic.trainer.data.splits import (
     SPLITS,

@@ -22,8 +22,7 @@ from jaxdp_episodic.tools.cli.flags import PROGRAM
 from jaxdp_episodic.tools.plan import plan as plans
 from jaxdp_episodic.tools.plan.first_config import Wishes, first_config
 from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
-from jaxdp_episodic.tools.plan.plan import Plan as Candidates
-from jaxdp_episodic.tools.plan.plan import advice, make_plan
+from jaxdp_episodic.tools.plan.plan import Plan as Candidates, advice, make_plan
 from jaxdp_episodic.tools.plan.question import PlanDescription, plan_around, read_plan
 from jaxdp_episodic.tools.plan.source import described_source
 from jaxdp_episodic.tools.plots.plan import draw_plan
@@ -295,8 +294,7 @@ def _of_plan(file: Path) -> str:
 def _of_config(config: TrainingConfig, base: Path) -> str:
     """The words of a run before it begins, if training would begin it."""
     # Imported here: Flax costs a second, which a request should not pay.
-    from jaxdp_episodic.trainer.run import assemble
-    from jaxdp_episodic.trainer.run import report as reports
+    from jaxdp_episodic.trainer.run import assemble, report as reports
 
     checks: dict[str, Any] = {}
     trainer: Any = None

@@ -19,8 +19,7 @@ from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.spec import spec_from_dict
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.toml_file import to_toml
-from jaxdp_episodic.tools.plan import pipelines, question
-from jaxdp_episodic.tools.plan import plan as plans
+from jaxdp_episodic.tools.plan import pipelines, plan as plans, question
 from jaxdp_episodic.tools.plan.plan import make_plan
 from jaxdp_episodic.tools.plan.source import WAYS, Source
 from jaxdp_episodic.trainer.config.training_parts import LEAST_SIDE, WAVELETS

@@ -17,9 +17,9 @@ from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.accountant.describe.schemes import ORIGINAL, PERSON
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
+from jaxdp_episodic.tools.plan import question
 from jaxdp_episodic.tools.plan.plan import budgeted, possible_designs
-from jaxdp_episodic.tools.plan.question import POISSON, PlanDescription, PlanRequest
-from jaxdp_episodic.tools.plan.question import STEPS as MEASURED_STEPS
+from jaxdp_episodic.tools.plan.question import PlanDescription, PlanRequest
 from jaxdp_episodic.trainer.config.training_parts import (
     MIXED,
     NUM_WAVELETS,
@@ -265,8 +265,8 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
         without = f"episodes are drawn from a level that is called {CLASS!r}"
     elif steps < MIN_STEPS:
         without = "so gradient steps are left out"
-    elif min(compute.most_steps, compute.total_episodes) < MEASURED_STEPS:
-        without = f"fewer than {MEASURED_STEPS} steps are within the budget"
+    elif min(compute.most_steps, compute.total_episodes) < question.STEPS:
+        without = f"fewer than {question.STEPS} steps are within the budget"
     if without is not None:
         return Pipeline(STATISTICS, f"{why}; {without}", **alone)
     start |= {"dimensions": _DIMENSIONS}
@@ -371,12 +371,12 @@ def _ratio_of_steps(description: PlanDescription, number: int) -> float:
     except ValueError:
         return best
     for design in designs:
-        if design.scheme != POISSON or not design.is_multistage:
+        if design.scheme != question.POISSON or not design.is_multistage:
             continue
         episodes, steps = budgeted(request.compute, design, 1.0)
         if not episodes.size:
             continue
-        index = int(np.argmax(episodes * np.minimum(steps, MEASURED_STEPS)))
+        index = int(np.argmax(episodes * np.minimum(steps, question.STEPS)))
         try:
             complete, _ = design.complete(episodes[[index]])
             noise = design.noise(episodes[[index]], steps[[index]])

@@ -17,8 +17,7 @@ from jaxdp_episodic.accountant.describe.spec import spec_from_dict
 from jaxdp_episodic.files.column_folder import stored_splits
 from jaxdp_episodic.files.parquet_file import parquet_batches, parquet_columns
 from jaxdp_episodic.files.table_file import csv_lines
-from jaxdp_episodic.trainer.data import folders as layouts
-from jaxdp_episodic.trainer.data import user_files
+from jaxdp_episodic.trainer.data import folders as layouts, user_files
 from jaxdp_episodic.trainer.data.sources import SOURCES
 from jaxdp_episodic.trainer.data.splits import (
     TEST,

@@ -15,8 +15,12 @@ from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods import rdp
 from jaxdp_episodic.accountant.methods.rdp import rdp_bound
-from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Group
-from jaxdp_episodic.accountant.methods.run import Run as EveryRun
+from jaxdp_episodic.accountant.methods.run import (
+    DeltaAt,
+    EpsilonAt,
+    Group,
+    Run as EveryRun,
+)
 
 # These tests are about the Rényi bounds.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")

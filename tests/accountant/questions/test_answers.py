@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from designs import poisson, sampled
-from designs import step as multistage
+from designs import poisson, sampled, step as multistage
 from oracles import moments
 
 # These tests are about the Rényi bounds.

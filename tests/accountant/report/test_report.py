@@ -10,8 +10,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from designs import grouped
-from jaxdp_episodic.accountant.report import report as report_module
-from jaxdp_episodic.accountant.report import sentences
+from jaxdp_episodic.accountant.report import report as report_module, sentences
 from jaxdp_episodic.accountant.report.report import privacy_report
 
 # These tests are about the Rényi bounds.

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.tools.plots import curve as curve_plot
-from jaxdp_episodic.tools.plots import run
+from jaxdp_episodic.tools.plots import curve as curve_plot, run
 from jaxdp_episodic.tools.plots.run import draw_reliability, draw_run
 from jaxdp_episodic.trainer.run.evaluation import Reliability, Score
 

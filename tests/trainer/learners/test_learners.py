@@ -24,8 +24,13 @@ from jaxdp_episodic.training import (
     regression_episode,
 )
 from pages import ROOT
-from training_runs import classes as plane_classes
-from training_runs import protonet, sinusoid_learner, trainer, tree_step
+from training_runs import (
+    classes as plane_classes,
+    protonet,
+    sinusoid_learner,
+    trainer,
+    tree_step,
+)
 
 WAYS, SHOTS, SLOTS, FEATURES = 3, 2, 5, 4
 

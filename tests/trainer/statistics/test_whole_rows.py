@@ -12,8 +12,8 @@ from jaxdp_episodic.trainer.statistics.plda import (
     second_moment,
     sum_of_rows,
     sums_by_class,
+    whole_rows as whole_units,
 )
-from jaxdp_episodic.trainer.statistics.plda import whole_rows as whole_units
 from jaxdp_episodic.trainer.statistics.terms import (
     PRODUCT_STEPS,
     STEPS,

@@ -289,14 +289,12 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         reach = np.sqrt(-2 * np.minimum(log_cut, -18.0)) + 2.0
         return np.maximum(self.shift * (reach + 0.5 * self.shift), 40.0)
 
-    def bulk_loss(self) -> Array:
+    def bulk(self) -> tuple[Array, Array]:
         """See `Nodes`: the loss if the unit is not drawn, unless it mostly is."""
-        return undrawn_loss(self.outer_rate, self.rate)
-
-    def bulk_width(self) -> Array:
-        """See `Nodes`: with an outer rate there are two losses without the unit."""
-        xp = namespace(self.outer_rate, self.rate)
-        return xp.where(self.outer_rate < 1, self.outer_rate * self.rate, 0.0)
+        # With an outer rate there are two losses without the unit.
+        xp, outer = namespace(self.outer_rate, self.rate), self.outer_rate
+        width = xp.where(outer < 1, outer * self.rate, 0.0)
+        return undrawn_loss(outer, self.rate), width
 
     def gaussian_shift(self) -> Array:
         """The shift if the unit is always drawn, else 0."""

@@ -332,9 +332,9 @@ class GaussianMixtureLoss(MixtureLoss):
         up = Half.rising(shift, move, 0 * rate, rest)
         return up, Half("fall", -shift, shift[:0], move, rest, move, 0 * rate, none)
 
-    def bulk_loss(self) -> Array:
+    def bulk(self) -> tuple[Array, Array]:
         """See `Nodes`: the loss without the unit, if that is the usual case."""
-        return undrawn_loss(self.outer_rate, self.rate)
+        return undrawn_loss(self.outer_rate, self.rate), 0.0 * self.outer_rate
 
     @property
     def shift(self) -> Array:

@@ -307,13 +307,13 @@ class Nodes(PrivacyLoss):
         """Returns a bound of the absolute losses of `nodes` cut at a level; or inf."""
         return np.full(np.broadcast_shapes(self.shape, log_cut.shape), np.inf)
 
-    def bulk_loss(self) -> Array:
-        """Returns the loss near which most of the forward distribution lies, or 0."""
-        return namespace(self.outer_rate).zeros_like(self.outer_rate)
+    def bulk(self) -> tuple[Array, Array]:
+        """Returns the loss near which most of the forward distribution lies, or 0.
 
-    def bulk_width(self) -> Array:
-        """Returns how far from `bulk_loss` the losses without the unit reach."""
-        return namespace(self.outer_rate).zeros_like(self.outer_rate)
+        And how far from it the losses without the unit reach.
+        """
+        nothing = namespace(self.outer_rate).zeros_like(self.outer_rate)
+        return nothing, nothing
 
     def gaussian_shift(self) -> Array:
         """Returns the shift if P and Q are Gaussians up to the outer rate; else 0."""

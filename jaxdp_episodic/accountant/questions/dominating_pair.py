@@ -67,9 +67,6 @@ from jaxdp_episodic.accountant.questions.contribution_pairs import (
 Uses = list[tuple[PrivacyLoss, np.ndarray]]
 """Dominating pairs and the number of uses of each."""
 
-Atoms = tuple[np.ndarray, np.ndarray]
-"""(J,) losses and their log-probabilities under P."""
-
 # Largest number of independent episodes of a step: the bound sums as many terms.
 MOST_EPISODES = 1_000_000
 # Relative; exceeds the rounding errors of a square root and a division together.
@@ -415,67 +412,47 @@ def _unprotected(rate: float = 1.0) -> PrivacyLoss:
     return SampledGaussianLoss(ALWAYS, np.full(1, rate), np.full(1, np.inf))
 
 
-def discrete_laplace_atoms(noise_parameter: float, moved: int) -> Atoms:
-    """Integer noise with probability ``tanh(a/2) e^{-a|x|}``, moved by an integer."""
-    # Ghosh, Roughgarden, Sundararajan (2009), arXiv:0811.2841.
-    a, k = float(noise_parameter), np.arange(moved + 1.0)
-    log_end = -np.log1p(np.exp(-a))
-    inside = (k > 0) & (k < moved)
-    log_mass = log_end - a * k
-    with np.errstate(divide="ignore"):
-        log_mass = log_mass + np.where(inside, np.log(-np.expm1(-a)), 0.0)
-    return a * (moved - 2 * k), log_mass
-
-
-def randomized_response_atoms(
-    noise_parameter: float, num_buckets: int, *, against_uniform: bool
-) -> Atoms:
-    """Randomized response with k answers: uniform with probability p, else true."""
-    p, k = float(noise_parameter), float(num_buckets)
-    gain = np.log1p(k * (1 - p) / p)  # log of P/Q at the true answer
-    log_truth = np.log((1 - p) + p / k)
-    if against_uniform:
-        rest = np.log(p * (k - 1) / k)
-        return np.array([np.log1p((k - 1) * (1 - p)), np.log(p)]), np.array(
-            [log_truth, rest]
-        )
-    with np.errstate(divide="ignore"):
-        masses = np.array([log_truth, np.log(p * (k - 2) / k), np.log(p / k)])
-    return np.array([gain, 0.0, -gain]), masses
-
-
-def sampled_atoms(found: Atoms, sampling_probability: float) -> Atoms:
-    """Returns the losses of a Poisson sample."""
-    loss, log_mass = found
-    if sampling_probability == 1:
-        return found
-    if sampling_probability == 0:
-        return np.zeros(1), np.zeros(1)
-    rate = Rate.of(np.float64(sampling_probability))
-    mixed = real_log_mixture(loss, rate)
-    # Not from the difference of losses, which has their rounding errors.
-    return mixed, np.logaddexp(rate.log_rest + log_mass - loss, rate.log + log_mass)
-
-
 def _randomized_response(release: releases.RandomizedResponse) -> PrivacyLoss:
-    noise, buckets = release.noise_parameter, release.num_buckets
-    if noise == 0 and buckets > 1:
+    """Randomized response with k answers: uniform with probability p, else true."""
+    p, k = float(release.noise_parameter), float(release.num_buckets)
+    if p == 0 and k > 1:
         return _unprotected()
-    losses, log_masses = np.zeros(1), np.zeros(1)
-    if noise < 1 and buckets > 1:
-        losses, log_masses = randomized_response_atoms(
-            noise, buckets, against_uniform=release.neighboring_relation == "zero_out"
-        )
+    if p == 1 or k <= 1:
+        losses, log_masses = np.zeros(1), np.zeros(1)
+        return finite.FiniteLoss(ALWAYS, _columns(losses), _columns(log_masses))
+    log_truth = np.log((1 - p) + p / k)
+    if release.neighboring_relation == "zero_out":  # against a uniform answer
+        losses = np.array([np.log1p((k - 1) * (1 - p)), np.log(p)])
+        log_masses = np.array([log_truth, np.log(p * (k - 1) / k)])
+    else:
+        gain = np.log1p(k * (1 - p) / p)  # log of P/Q at the true answer
+        losses = np.array([gain, 0.0, -gain])
+        with np.errstate(divide="ignore"):
+            log_masses = np.array([log_truth, np.log(p * (k - 2) / k), np.log(p / k)])
     return finite.FiniteLoss(ALWAYS, _columns(losses), _columns(log_masses))
 
 
 def _discrete_laplace(release: releases.DiscreteLaplaceRelease) -> PrivacyLoss:
-    noise, rate = release.noise_parameter, release.sampling_probability
-    if noise == 0 or np.isinf(noise):
-        return _unprotected(rate)  # a parameter of 0 means no noise
+    """Integer noise with probability ``tanh(a/2) e^{-a|x|}``, moved, and sampled."""
+    # Ghosh, Roughgarden, Sundararajan (2009), arXiv:0811.2841.
+    a, chance = float(release.noise_parameter), release.sampling_probability
+    if a == 0 or np.isinf(a):
+        return _unprotected(chance)  # a parameter of 0 means no noise
     twice = 2 if release.neighboring_relation == "replace_one" else 1
-    atoms = discrete_laplace_atoms(noise, twice * release.sensitivity)
-    losses, log_masses = sampled_atoms(atoms, rate)
+    moved = twice * release.sensitivity
+    k = np.arange(moved + 1.0)
+    losses, log_masses = a * (moved - 2 * k), -np.log1p(np.exp(-a)) - a * k
+    with np.errstate(divide="ignore"):
+        inside = np.where((k > 0) & (k < moved), np.log(-np.expm1(-a)), 0.0)
+    log_masses = log_masses + inside
+    if chance == 0:
+        losses, log_masses = np.zeros(1), np.zeros(1)
+    elif chance < 1:
+        rate = Rate.of(np.float64(chance))
+        # Not from the difference of losses, which has their rounding errors.
+        undrawn, drawn = rate.log_rest + log_masses - losses, rate.log + log_masses
+        losses = real_log_mixture(losses, rate)
+        log_masses = np.logaddexp(undrawn, drawn)
     return finite.FiniteLoss(ALWAYS, _columns(losses), _columns(log_masses))
 
 

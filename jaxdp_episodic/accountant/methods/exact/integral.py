@@ -336,7 +336,7 @@ def search(
     contour: Contour,
     groups: tuple[Steps, ...],
     blocks: Blocks,
-    is_held: Array | bool = False,
+    is_held: Array | bool,
 ) -> Solution:
     """Epsilon at which delta is ``e^{log_delta}``; all arrays (n,).
 

@@ -26,7 +26,6 @@ from jaxdp_episodic.accountant.methods.exact.solver import (
 )
 from jaxdp_episodic.accountant.methods.run import (
     Answer,
-    EpsilonAt,
     Question,
     Run,
 )
@@ -51,8 +50,6 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
     single steps.
     """
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
-    if 0 in shape:
-        return Answer(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
     no_loss, unprotected, too_little, _ = run.facts
@@ -143,7 +140,7 @@ def _of_gaussians(question: Question, run: Run) -> Answer:
 
 def _of_many_steps(question: Question, run: Run) -> Answer:
     """Answers by the contour integral, in both directions if they differ."""
-    guess = question.guess if isinstance(question, EpsilonAt) else None
+    guess = question.guess  # of an epsilon
     unbounded = question.is_epsilon and guess is None
     if unbounded:  # before the first pass
         bound, order = np.full((2, question.target.size), np.inf)

@@ -133,14 +133,15 @@ def steps_of(
     left = xp.where((mass > 1 - 1e-12) | (shift > 0), 0.0, 1 - mass)
     none = left <= 0
     log_left = xp.where(none, _LOG_ZERO, xp.log(xp.where(none, 1.0, left)))
+    bulk_loss, bulk_width = group.loss.bulk()
     return Steps(
         nodes,
         check,
         group.count,
         group.loss.outer_rate,
-        (1 - 2 * backward) * group.loss.bulk_loss(),
+        (1 - 2 * backward) * bulk_loss,
         shift if has_gaussians and not (xp is np and not np.any(shift)) else None,
-        group.loss.bulk_width(),
+        bulk_width,
         begins,
         parts_apart,
         group.loss.may_have_atoms,

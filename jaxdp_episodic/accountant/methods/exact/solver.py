@@ -30,7 +30,6 @@ from jaxdp_episodic.accountant.methods.exact import integral, mgf
 from jaxdp_episodic.accountant.methods.exact.mgf import Bulk, Steps
 from jaxdp_episodic.accountant.methods.run import (
     DeltaAt,
-    EpsilonAt,
     Group,
     Question,
     Run,
@@ -153,8 +152,7 @@ class ContourSolver:
         """
         shape = self.bound.shape
         value, error = np.full(shape, np.nan), np.full(shape, np.inf)
-        guess = self.question.guess if isinstance(self.question, EpsilonAt) else None
-        guess = guess if least is None else least
+        guess = self.question.guess if least is None else least
         initial = np.full(shape, -1.0)  # negative: the kernel guesses
         if not self.question.is_epsilon:
             initial = self.question.target

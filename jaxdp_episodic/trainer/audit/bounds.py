@@ -167,7 +167,10 @@ def score_bounds(
         found = []
         for direction, sign in ((FORWARD, 1.0), (BACKWARD, -1.0)):
             there, gone = (np.sort(sign * scores) for scores in choice[:: int(sign)])
-            edges = _thresholds(np.concatenate([there, gone]))
+            edges = np.unique(np.concatenate([there, gone]))
+            if len(edges) > _MOST_THRESHOLDS:  # mostly the large ones
+                ranks = np.geomspace(1, len(edges), _MOST_THRESHOLDS).astype(int)
+                edges = edges[len(edges) - np.unique(ranks)]
             hits, misses = (
                 scale * (len(one) - np.searchsorted(one, edges, "right"))
                 for one in (there, gone)
@@ -187,15 +190,6 @@ def score_bounds(
         event = direction, threshold, hits, misses, number
         bounds.append(EpsilonBound(float(value), delta, confidence, *event))
     return tuple(bounds)
-
-
-def _thresholds(scores: np.ndarray) -> np.ndarray:
-    """Scores to try as thresholds; if there are too many, mostly the large ones."""
-    scores = np.unique(scores)
-    if len(scores) <= _MOST_THRESHOLDS:
-        return scores
-    ranks = np.geomspace(1, len(scores), _MOST_THRESHOLDS)
-    return scores[len(scores) - np.unique(ranks.astype(int))]
 
 
 def check_confidence(confidence: float) -> None:

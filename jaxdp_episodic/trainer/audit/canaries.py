@@ -222,7 +222,12 @@ class CanaryLearner:
     def loss(self, params: Any, episode: Episode) -> Array:
         """The wrapped learner's loss; in episodes with canaries a steep plane."""
         episode, marks = self._without_marks(episode)
-        direction = self._direction(marks)
+        which = jnp.round(jnp.abs(marks)).astype(jnp.int32)
+        none = jnp.zeros(self.num_canaries + 1, marks.dtype)
+        there = none.at[jnp.where(marks > 0, which, 0)].set(1.0)[1:]
+        others = none.at[jnp.where(marks < 0, which, 0)].set(1.0)[1:]
+        # (num_canaries,) 1 for a canary in the episode, -0.01 if its others are.
+        direction = jnp.where(there > 0, 1.0, -_OPPOSITE * others)
         has_canary = jnp.any(direction != 0)
         own = self.learner.loss(params[MODEL], episode)
         slope = _STEEPNESS * self.l2_clip_norm * direction
@@ -244,14 +249,6 @@ class CanaryLearner:
             plain = flat.reshape(-1, *self.feature_shape).astype(self.feature_dtype)
             parts[f"{kind}_inputs"] = as_trained(plain, inputs.dtype)
         return episode._replace(**parts), jnp.concatenate(marks)
-
-    def _direction(self, marks: Array) -> Array:
-        """(num_canaries,) 1 for a canary in the episode, -0.01 if its others are."""
-        which = jnp.round(jnp.abs(marks)).astype(jnp.int32)
-        none = jnp.zeros(self.num_canaries + 1, marks.dtype)
-        there = none.at[jnp.where(marks > 0, which, 0)].set(1.0)[1:]
-        others = none.at[jnp.where(marks < 0, which, 0)].set(1.0)[1:]
-        return jnp.where(there > 0, 1.0, -_OPPOSITE * others)
 
 
 class Recorded(NamedTuple):

@@ -97,14 +97,14 @@ def claimed_epsilons(
     return np.asarray(epsilon(step, num_steps=num_steps, delta=list(deltas)))
 
 
-Games = Sequence[tuple[Callable[..., Any], Callable[[Any, Any], Score]]]
-"""Pairs: ``draw(number, score)`` returns scores with the unit and without (releases if
+Game = tuple[Callable[..., Any], Callable[[Any, Any], Score]]
+"""``draw(number, score)`` returns scores with the unit and without (releases if
 ``score`` is None); ``fit(with, without)`` returns a score by such releases.
 """
 
 
 def _play(
-    games: Games, claimed: Any, deltas: Any, num_draws: int, confidence: float
+    games: Sequence[Game], claimed: Any, deltas: Any, num_draws: int, confidence: float
 ) -> ReleaseAudit:
     """Chooses the game with the largest bounds in first draws; counts further draws."""
     levels = np.atleast_1d(_validation.open_unit_array("deltas", list(deltas)))
@@ -223,18 +223,17 @@ class World(NamedTuple):
         self, number: int, num_steps: int, generator: np.random.Generator
     ) -> np.ndarray:
         """Returns the (number, num_steps) sums of independent runs, in clip norms."""
-        runs = (self.sampler.draws(generator) for _ in range(number))
-        return np.array(
-            [[self._sum(d) for d in itertools.islice(run, num_steps)] for run in runs]
-        )
-
-    def _sum(self, draw: Draw) -> float:
-        found = np.asarray(self.contribute(draw), np.float64)
-        if np.any(np.abs(found) > 1):
-            raise ValueError("contributions must be at most 1 clip norm")
-        if draw.holds_null is not None:
-            found = np.where(draw.holds_null, 0.0, found)
-        return float(found.sum())
+        sums = np.zeros((number, num_steps))
+        for run in sums:
+            draws = itertools.islice(self.sampler.draws(generator), num_steps)
+            for place, draw in enumerate(draws):
+                found = np.asarray(self.contribute(draw), np.float64)
+                if np.any(np.abs(found) > 1):
+                    raise ValueError("contributions must be at most 1 clip norm")
+                if draw.holds_null is not None:
+                    found = np.where(draw.holds_null, 0.0, found)
+                run[place] = found.sum()
+        return sums
 
 
 class Part(NamedTuple):
@@ -294,14 +293,13 @@ def audit_mechanism(
     if others is not None and not -1 <= others <= 1:
         raise ValueError(f"others must lie in [-1, 1], got {others!r}")
     drawn = [made_up(one) if data is None else (one, data) for one, _ in steps]
-    choices = [
-        [
+    games, generator = [], np.random.default_rng(seed)
+    for value in _OTHERS if others is None else (others,):
+        parts = [
             Part(worlds_of(*one, unit, value), _noise(one[0]), count)
             for one, (_, count) in zip(drawn, steps, strict=True)
         ]
-        for value in (_OTHERS if others is None else (others,))
-    ]
-    games = _games(choices, seed, on_draws)
+        games.append(_game(parts, generator, on_draws))
     return _play(games, claimed, deltas, num_draws, confidence)
 
 
@@ -333,44 +331,40 @@ def audit_worlds(
         raise ValueError(f"noise_multiplier must be > 0, got {noise_multiplier!r}")
     count = _validation.whole_number("num_steps", num_steps)
     parts = [Part((with_unit, without), noise_multiplier, count)]
-    games = _games([parts], seed, on_draws)
-    return _play(games, claimed, deltas, num_draws, confidence)
+    game = _game(parts, np.random.default_rng(seed), on_draws)
+    return _play([game], claimed, deltas, num_draws, confidence)
 
 
-def _games(
-    choices: Sequence[Sequence[Part]], seed: int, on_draws: Callable[[int], None] | None
-) -> Games:
-    """One game for each choice: each part's sums, and these with noise."""
-    generator = np.random.default_rng(seed)
+def _game(
+    parts: Sequence[Part],
+    generator: np.random.Generator,
+    on_draws: Callable[[int], None] | None,
+) -> Game:
+    """Returns the game whose releases are each part's sums, and these with noise."""
 
-    def of(parts: Sequence[Part]) -> Any:
-        def one(part: Part, world: World, number: int) -> tuple[Any, Any]:
-            sums = world.runs(number, part.num_steps, generator) / part.noise_multiplier
-            return sums, sums + generator.normal(size=sums.shape)
+    def draw(number: int, score: Score | None) -> list[Any]:
+        sides: list[Any] = [[], []]
+        for place, side in enumerate(sides):
+            for part in parts:
+                sums = part.worlds[place].runs(number, part.num_steps, generator)
+                sums /= part.noise_multiplier
+                side.append((sums, sums + generator.normal(size=sums.shape)))
+        if on_draws is not None:
+            on_draws(2 * number)
+        return sides if score is None else list(map(score, sides))
 
-        def draw(number: int, score: Score | None) -> list[Any]:
-            sides = [
-                [one(part, part.worlds[side], number) for part in parts]
-                for side in (0, 1)
-            ]
-            if on_draws is not None:
-                on_draws(2 * number)
-            return sides if score is None else list(map(score, sides))
-
-        def fit(there: Any, gone: Any) -> Score:
-            ratios = [
-                likelihood_ratio(
-                    a, b, is_joint=part.worlds[0].sampler.steps_per_epoch is not None
-                )
-                for part, (a, _), (b, _) in zip(parts, there, gone, strict=True)
-            ]
-            return lambda side: sum(
-                ratio(noised) for ratio, (_, noised) in zip(ratios, side, strict=True)
+    def fit(there: Any, gone: Any) -> Score:
+        ratios = [
+            likelihood_ratio(
+                a, b, is_joint=part.worlds[0].sampler.steps_per_epoch is not None
             )
+            for part, (a, _), (b, _) in zip(parts, there, gone, strict=True)
+        ]
+        return lambda side: sum(
+            ratio(noised) for ratio, (_, noised) in zip(ratios, side, strict=True)
+        )
 
-        return draw, fit
-
-    return [of(parts) for parts in choices]
+    return draw, fit
 
 
 def worlds_of(
@@ -378,8 +372,15 @@ def worlds_of(
 ) -> tuple[World, World]:
     """Returns the data with a unit, and without it; see `audit_mechanism`."""
     check_owners(step, data)
-    own = _rows_of(step, data, unit)
-    if not np.any(own):
+    if step.privacy_unit in OWNED:
+        owners = data.owned(step.privacy_unit)
+        assert owners is not None  # `check_owners`
+        rows = owners.codes == unit
+    else:
+        names = list(data.level_names)
+        _validation.choice("privacy_unit", step.privacy_unit, names)
+        rows = data.places(names.index(str(step.privacy_unit)) + 1) == unit
+    if not np.any(rows):
         raise ValueError(
             f"unit must be a {step.privacy_unit} with an example in the data, "
             f"got {unit!r}"
@@ -398,30 +399,18 @@ def worlds_of(
 
         return contributions
 
-    rows = own
-    there = World(sampler_of(step, data), contribute(own, 1.0, data))
+    there = World(sampler_of(step, data), contribute(rows, 1.0, data))
     if step.neighboring_relation == "replace_one":
-        return there, World(there.sampler, contribute(own, -1.0, data))
+        return there, World(there.sampler, contribute(rows, -1.0, data))
     # The accounted sizes are those with the unit.
     if _leaves_the_list(step, data):
         kept = np.ones(len(data.population.children_counts[-1]), bool)
-        kept[data.class_places[own]] = False
+        kept[data.class_places[rows]] = False
         left = data.of_classes(kept)
     else:
-        left = data.take(np.flatnonzero(~own))
+        left = data.take(np.flatnonzero(~rows))
     gone = contribute(np.zeros(left.num_examples, bool), 0.0, left)
     return there, World(sampler_of(step, left, is_smaller=True), gone)
-
-
-def _rows_of(step: GaussianStep, data: ExampleTable, unit: int) -> np.ndarray:
-    """(R,) bool: the examples of one protected unit."""
-    if step.privacy_unit in OWNED:
-        owners = data.owned(step.privacy_unit)
-        assert owners is not None  # `check_owners`
-        return owners.codes == unit
-    names = list(data.level_names)
-    _validation.choice("privacy_unit", step.privacy_unit, names)
-    return data.places(names.index(str(step.privacy_unit)) + 1) == unit
 
 
 def _leaves_the_list(step: GaussianStep, data: ExampleTable) -> bool:

@@ -307,7 +307,17 @@ def audit_steps(
     scheme = epoch_scheme(training.budget.step.design)
     length = 1 if scheme is None else int(block_lengths(scheme).sum())
     steps = draws * length
-    training = _without_start(training)
+    if training.start is not None:
+        # Gradient steps on made-up features, which no canary's gradient uses.
+        size, table = training.start(training.data).dimensions, training.data
+        features = np.zeros((table.num_examples, size), np.float32)
+        features[:, 0] = 1.0
+        training = dataclasses.replace(
+            training,
+            data=table.with_features(features),
+            budget=dataclasses.replace(training.budget, before=()),
+            start=None,
+        )
     generator = np.random.default_rng(seed)
     canaries = gradient_canaries(training.data, training.budget.step, 1, generator)
     scores, tables = [], _tables(canaries)
@@ -394,21 +404,18 @@ def released_scores(
         start=start,
     )
     trainer = marked.trainer(data, num_steps=num_steps)
-    deviation, released = trainer.noise_deviation, []
+    deviation, released = trainer.noise_deviation, list[np.ndarray]()
     for taken in _steps_of(trainer, on_step):
         if taken > len(training.budget.before):
             state: Any = trainer.state.optimizer_state
             sums = np.asarray(state.canaries, np.float64) * trainer.normalizer
             released.append(sums / deviation)
             deviation = trainer.noise_deviation  # of the next step
-    return _scored(trainer.budget.step, np.stack(released))
-
-
-def _scored(step: GaussianStep, released: np.ndarray) -> np.ndarray:
-    """Log-likelihood ratios: the clip unit contributes +1 with the canary, else -1."""
+    # Log-likelihood ratios: the clip unit contributes +1 with the canary, else -1.
+    step, scores = trainer.budget.step, np.stack(released)
     shift = 1 / float(np.asarray(step.noise_multiplier))
     drawn, inner = _rates(step)
-    up, down = shift * released, -shift * released
+    up, down = shift * scores, -shift * scores
     with np.errstate(divide="ignore"):  # a rate of 0 has the logarithm -inf
         logs = np.log([1 - drawn, drawn, drawn * (1 - inner), drawn * inner])
     missed = logs[0] + 0.5 * shift**2
@@ -488,19 +495,6 @@ def loss_decreases(
         if np.all(counts >= _DRAWS_EACH):
             break
     return falls / np.maximum(counts, 1)
-
-
-def _without_start(training: Training) -> Training:
-    """The run's gradient steps on made-up features, which no canary's gradient uses."""
-    if training.start is None:
-        return training
-    data = training.data
-    size = training.start(data).dimensions
-    features = np.zeros((data.num_examples, size), np.float32)
-    features[:, 0] = 1.0
-    table = data.with_features(features)
-    budget = dataclasses.replace(training.budget, before=())
-    return dataclasses.replace(training, data=table, budget=budget, start=None)
 
 
 def _claims(

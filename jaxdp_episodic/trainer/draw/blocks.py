@@ -71,12 +71,18 @@ class BlockExamples:
         cls,
         design: PeopleBlocks,
         population: Population,
-        owners: Owners,
-        *,
+        owners: Owners | None,
         among_slots: bool,
         leaves_null: bool,
     ) -> BlockExamples:
         """Checks the design against the data, and sorts the examples by owner."""
+        if owners is None:
+            raise ValueError("owners of the examples must be given for PeopleBlocks")
+        if leaves_null and not among_slots:
+            raise ValueError(
+                "among_slots must be True under zero_out: which classes have enough "
+                "examples in a block depends on the people in the data"
+            )
         of_classes, of_examples = levels = _levels(design)
         check_levels([level.name for level in levels], population)
         listed = int(np.asarray(design.num_people))
@@ -99,7 +105,12 @@ class BlockExamples:
         counts = np.bincount(key, minlength=len(owners.names) * number)
         slots = None
         if among_slots:
-            _check_classes(of_classes, number)
+            stated = of_classes.population
+            if stated is not None and int(np.asarray(stated)) != number:
+                raise ValueError(
+                    f"level {of_classes.name!r}: population must be the number of "
+                    f"classes in the data, {number}, got {stated!r}"
+                )
             slots = _checked_slots(
                 of_examples, counts.reshape(-1, number), design, owners
             )
@@ -124,11 +135,8 @@ class BlockExamples:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Does what `fill_slots` does, for (J, people per block) indices of people."""
         shape = len(people), *self.widths
-        if self.slots is None:
-            drawn = self._among_filled(people, generator)
-        else:
-            drawn = self._among_slots(people, generator)
-        drawn = drawn.reshape(shape)
+        draw = self._among_filled if self.slots is None else self._among_slots
+        drawn = draw(people, generator).reshape(shape)
         # Drawn examples first; they are in random order already.
         order = np.argsort(drawn < 0, axis=-1, kind="stable")
         drawn = np.take_along_axis(drawn, order, axis=-1)
@@ -208,15 +216,6 @@ def _levels(design: PeopleBlocks) -> tuple[WithoutReplacement, WithoutReplacemen
             f"{design.sampling!r}"
         )
     return drawn[0], drawn[1]
-
-
-def _check_classes(scheme: WithoutReplacement, number: int) -> None:
-    """Raises if the accounted number of classes is not that of the data."""
-    if scheme.population is not None and int(np.asarray(scheme.population)) != number:
-        raise ValueError(
-            f"level {scheme.name!r}: population must be the number of classes in the "
-            f"data, {number}, got {scheme.population!r}"
-        )
 
 
 def _checked_slots(

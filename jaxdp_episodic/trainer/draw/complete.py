@@ -55,10 +55,8 @@ class Needs(NamedTuple):
 def counted(
     draws: Iterable[tuple[int, int]], slot_shape: tuple[int, ...], mean: float
 ) -> CompleteUnits:
-    """Returns means from simulated draws, each (clip units, complete clip units).
-
-    ``slot_shape`` limits the work; ``mean`` is the exact mean number of clip units.
-    """
+    """Returns means from simulated draws, each (clip units, complete clip units)."""
+    # The shape of a unit limits the work; ``mean`` is the exact mean number of units.
     drawn = complete = 0
     enough = min(_MOST, max(_MOST_SLOTS // max(math.prod(slot_shape), 1), _FIRST))
     for number, (units, full) in enumerate(draws, start=1):

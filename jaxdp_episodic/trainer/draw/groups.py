@@ -32,21 +32,14 @@ Made = Callable[[Sampling, Population, Owners | None], EpisodeSampler]
 
 
 class GroupSampler:
-    """The samplers of all groups; its attributes are those of `EpisodeSampler`.
-
-    Args:
-      step: a step with bands.
-      population: of the data.
-      owners: of the examples, for `PeopleBlocks`.
-      made: returns the sampler of a group, or of all data.
-    """
+    """The samplers of all groups; its attributes are those of `EpisodeSampler`."""
 
     def __init__(
         self,
-        step: GaussianStep,
+        step: GaussianStep,  # with bands
         population: Population,
-        owners: Owners | None,
-        made: Made,
+        owners: Owners | None,  # for `PeopleBlocks`
+        made: Made,  # returns the sampler of a group, or of all data
     ) -> None:
         assert step.bands is not None
         self._step, self._bands, self._made = step, step.bands, made
@@ -103,10 +96,7 @@ class GroupSampler:
     def draw(
         self, generator: np.random.Generator, members: np.ndarray | None, turn: int
     ) -> Draw:
-        """Returns a new draw from group ``turn % count``; its ``units`` are `NO_UNIT`.
-
-        ``turn`` is the number of gradient steps that were charged before.
-        """
+        """Returns a draw from group ``turn % count``; its ``units`` are `NO_UNIT`."""
         sampler, rows = self._groups[turn % len(self._groups)]
         drawn = sampler.draw(generator, members)
         wide = [(0, 0)]
@@ -129,10 +119,7 @@ class GroupSampler:
             yield other.draw(generator, members.pop(0), turn)
 
     def complete_units(self, needs: Needs) -> CompleteUnits:
-        """Returns the number of clip units of a draw; an *estimate* of the complete.
-
-        Both are means over the groups.
-        """
+        """Returns means over the groups, see `EpisodeSampler.complete_units`."""
         draws = self.draws(np.random.default_rng(SEED))
         found = ((len(draw.mask), self.complete_in(draw, needs)) for draw in draws)
         return counted(found, self.slot_shape, self.expected_units)

@@ -31,23 +31,15 @@ Epoch = list[np.ndarray]
 
 
 class TreeRows:
-    """Rows are the drawn units of one level; without levels, the whole step once.
-
-    All kinds of rows have these attributes and a method `draw`; `EpochRows` draws at
-    the start of an epoch.
-
-    Attributes:
-      inner_shape: axes of a row that the design forms, before the axes of the levels
-        drawn below.
-      expected: mean number of rows.
-      largest: largest possible number of rows.
-      levels: levels drawn to form the rows.
-    """
+    """Rows are the drawn units of one level; without levels, the whole step once."""
 
     def __init__(
         self, levels: Sequence[Level], inner_shape: tuple[int, ...] = ()
     ) -> None:
-        self.inner_shape, self.levels = inner_shape, levels
+        # Axes that the design forms, before those of the levels drawn below.
+        self.inner_shape = inner_shape
+        self.levels = levels  # drawn to form the rows
+        # Mean and largest possible number of rows.
         self.expected, self.largest = expected_total(levels), largest_total(levels)
 
     def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -116,24 +108,15 @@ def _mean_groups(scheme: Scheme, pool: int, ways: int) -> float:
 
 
 class EpochRows:
-    """Rows are units of the first level, or episodes of a partition, by epochs.
-
-    Args:
-      scheme: assigns units to steps.
-      level: the units; its scheme is not used.
-      partition: draws a new partition, one row of ``width`` per unit of the level (the
-        episodes); None: the units themselves are the rows.
-      width: classes, or people, per episode.
-
-    Attributes as in `TreeRows`.
-    """
+    """Rows are units of the first level, or episodes of a partition, by epochs."""
 
     def __init__(
         self,
-        scheme: EpochScheme,
-        level: Level,
+        scheme: EpochScheme,  # assigns units to steps
+        level: Level,  # the units; its scheme is not used
+        # Draws a new partition, a row for each episode; None: the units are the rows.
         partition: Callable[[np.random.Generator], np.ndarray] | None = None,
-        width: int = 0,
+        width: int = 0,  # classes, or people, per episode
     ) -> None:
         self._scheme, self._partition = scheme, partition
         self._number = int(level.counts.sum())
@@ -176,10 +159,8 @@ def allocated(
 
 
 def shuffled(number: int, steps: int, generator: np.random.Generator) -> Epoch:
-    """Cuts a random order into batches; the first ``number % steps`` have one more.
-
-    The accounting relies on this: adding or removing a unit changes one batch size.
-    """
+    """Cuts a random order into batches; the first ``number % steps`` have one more."""
+    # The accounting relies on this: adding or removing a unit changes one batch size.
     sizes = np.full(steps, number // steps) + (np.arange(steps) < number % steps)
     return np.split(generator.permutation(number), np.cumsum(sizes)[:-1])
 

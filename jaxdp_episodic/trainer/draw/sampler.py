@@ -112,24 +112,21 @@ def rows_and_levels(
 
 
 class Draw(NamedTuple):
-    """The draw of one step with J clip units; J may be 0.
+    """The draw of one step with J clip units; J may be 0."""
 
-    Attributes:
-      examples: (J, *slot_shape) int64, indices of the drawn examples (units of the last
-        level) in the population's order; 0 where masked.
-      mask: (J, *slot_shape) bool, True where a slot holds a drawn example. On the last
-        axis these come first, in uniformly random order, so the first ``shots`` of
-        them are a random support set. On the other axes the drawn units also come
-        first, in random order; a unit without anything drawn below keeps its slot.
-      units: (J,) int64, index of each clip unit among all units of its level; -1 if the
-        draw formed it (an episode, the step) or it is null.
-      holds_null: (J,) bool, whether a null slot was drawn; such a clip unit must
-        contribute zero. None: no clip unit has one.
-    """
-
+    # (J, *slot_shape) int64, indices of the drawn examples (units of the last level) in
+    # the population's order; 0 where masked.
     examples: np.ndarray
+    # (J, *slot_shape) bool, True where a slot holds a drawn example. On the last axis
+    # these come first, in uniformly random order, so the first ``shots`` of them are a
+    # random support set. On the other axes the drawn units also come first, in random
+    # order; a unit without anything drawn below keeps its slot.
     mask: np.ndarray
+    # (J,) int64, index of each clip unit among all units of its level; -1 if the draw
+    # formed it (an episode, the step) or it is null.
     units: np.ndarray
+    # (J,) bool, whether a null slot was drawn; such a clip unit must contribute zero.
+    # None: no clip unit has one.
     holds_null: np.ndarray | None = None
 
 
@@ -141,56 +138,31 @@ class EpisodeSampler:
     fewer children than requested gives all of them, and every call draws again.
 
     The real sizes of ``population`` determine the draw. A public ``population`` in the
-    spec must not contradict them, because the step may be accounted with it. Without
-    replacement it must be at most the number of children of any unit (equal, if it is
-    exact); with Poisson sampling it must be at least that number.
-
-    Args:
-      sampling: the accounted spec with scalar fields; a single scheme is wrapped.
-      population: the tree to draw from, with the levels of the spec (for
-        `GroupedClasses`: classes and examples).
-      clip_unit: the level whose units are the rows of a draw, or "step": one row. The
-        two episodic designs require "episode".
-      population_is_accounted: whether the step has this `Population`, whose sizes then
-        replace those of the spec.
-      privacy_unit: the level of the protected unit. Sizes below both it and the clip
-        unit are not accounted and are not checked. None, "person": all are checked.
-      slots_of: the protected level under zero_out. The ``population`` of its scheme (or
-        the ``num_classes`` of grouped classes) is then the number of slots of every
-        unit one level up. Slots are drawn whether filled or not, see `Draw.holds_null`.
-      owners: owners of the examples, for `PeopleBlocks`.
-      among_slots: for `PeopleBlocks`: draw classes and examples among public slots,
-        filled or not. If False, draw among the classes with enough examples in the
-        block. That is sound only if every episode is accounted as containing the
-        person, and not under zero_out.
-
-    Attributes:
-      sampling: the spec; a single scheme is wrapped.
-      population: as given.
-      clip_unit: as given.
-      slot_shape: one axis for each level below the clip unit: ``size`` without
-        replacement, the largest number of children for Poisson sampling, ``ways``
-        classes.
-      expected_units: mean number of clip units in a draw.
-      max_units: largest possible number of clip units in a draw.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a spec with arrays, an unknown level, or a population that does not
-        fit the spec.
-      NotImplementedError: a clip unit for which the design has no theorem.
+    spec must not contradict them, because the step may be accounted with it: see
+    `check_public_sizes`.
     """
 
     def __init__(
         self,
-        sampling: Sampling | Scheme,
-        population: Population,
+        sampling: Sampling | Scheme,  # accounted, with scalar fields
+        population: Population,  # with the levels of the spec, or classes and examples
         *,
+        # Level whose units are the rows of a draw, or "step": one row. The two episodic
+        # designs require "episode".
         clip_unit: str,
+        # Whether the step has this `Population`, whose sizes replace those of the spec.
         population_is_accounted: bool = False,
+        # Level of the protected unit. Sizes below both it and the clip unit are not
+        # accounted and are not checked. None, "person": all are checked.
         privacy_unit: str | None = None,
+        # Protected level under zero_out. The ``population`` of its scheme (or the
+        # ``num_classes`` of grouped classes) is then the number of slots of every unit
+        # one level up. Slots are drawn whether filled or not, see `Draw.holds_null`.
         slots_of: str | None = None,
-        owners: Owners | None = None,
+        owners: Owners | None = None,  # of the examples, for `PeopleBlocks`
+        # For `PeopleBlocks`: whether to draw among public slots, filled or not. If not,
+        # among the classes with enough examples in the block, which is sound only if
+        # every episode is accounted as containing the person, and not under zero_out.
         among_slots: bool = True,
     ) -> None:
         sampling = checked_sampling(sampling)
@@ -204,7 +176,11 @@ class EpisodeSampler:
         _refuse_arrays(sampling)
         if slots_of is not None:
             _validation.choice("slots_of", slots_of, sampling.level_names)
-        self._blocks = _blocks(sampling, population, owners, among_slots, slots_of)
+        self._blocks = None
+        if isinstance(sampling, PeopleBlocks):
+            self._blocks = BlockExamples.of(
+                sampling, population, owners, among_slots, slots_of is not None
+            )
         num_people = 0 if owners is None else len(owners.names)
         self._rows, self._below = rows_and_levels(
             sampling, population, clip_unit, slots_of, num_people
@@ -218,17 +194,16 @@ class EpisodeSampler:
                 if level.scheme.name in checked:
                     check_public_sizes(level)
         widths = tuple(level.width for level in self._below)
+        # One axis for each level below the clip unit.
         self.slot_shape: tuple[int, ...] = (*self._rows.inner_shape, *widths)
         if self._blocks is not None:
             self.slot_shape = self._blocks.widths
+        # Mean and largest possible number of clip units in a draw.
         self.expected_units: float = self._rows.expected
         self.max_units: int = self._rows.largest
 
     def complete_units(self, needs: Needs) -> CompleteUnits:
-        """Returns the mean number of clip units, and an *estimate* of complete ones.
-
-        See `complete` for the definition of complete.
-        """
+        """Returns the mean number of clip units, and an *estimate* of complete ones."""
         draws = self.draws(np.random.default_rng(SEED))
         found = ((len(draw.mask), self.complete_in(draw, needs)) for draw in draws)
         return counted(found, self.slot_shape, self.expected_units)
@@ -266,17 +241,7 @@ class EpisodeSampler:
     def draw(
         self, generator: np.random.Generator, members: np.ndarray | None = None
     ) -> Draw:
-        """Returns a new draw, a function of the generator's state and ``members``.
-
-        Args:
-          generator: source of randomness.
-          members: if the sampling has epochs, the units of this step, an entry of
-            `begin_epoch`; otherwise None.
-
-        Raises:
-          TypeError: anything except a NumPy ``Generator``.
-          ValueError: members that are missing, or given without epochs.
-        """
+        """Returns a new draw; ``members`` of an epoch are an entry of `begin_epoch`."""
         _check_generator(generator)
         if isinstance(self._rows, EpochRows):
             if members is None:
@@ -294,32 +259,6 @@ class EpisodeSampler:
         else:
             examples, mask, null = fill_slots(starts, self._below, generator)
         return Draw(examples, mask, units, null)
-
-
-def _blocks(
-    sampling: Sampling,
-    population: Population,
-    owners: Owners | None,
-    among_slots: bool,
-    slots_of: str | None,
-) -> BlockExamples | None:
-    """Returns the draws within episodes of `PeopleBlocks`; None for other designs."""
-    if not isinstance(sampling, PeopleBlocks):
-        return None
-    if owners is None:
-        raise ValueError("owners of the examples must be given for PeopleBlocks")
-    if slots_of is not None and not among_slots:
-        raise ValueError(
-            "among_slots must be True under zero_out: which classes have enough "
-            "examples in a block depends on the people in the data"
-        )
-    return BlockExamples.of(
-        sampling,
-        population,
-        owners,
-        among_slots=among_slots,
-        leaves_null=slots_of is not None,
-    )
 
 
 def _check_generator(generator: object) -> None:

@@ -92,14 +92,7 @@ def step_loader(
 
 
 class StepDraws:
-    """The batch sampler of a `step_loader`: lists of rows, one per clipped unit.
-
-    Attributes:
-      step: the step, which `StepAccountant` accounts.
-      sampler: the sampler; ``sampler.expected_units`` is the mean number of rows.
-      next_step: number of the next draw; no draw is repeated.
-      truncation: the `Truncation` to the bounds of a person; None: no bounds.
-    """
+    """The batch sampler of a `step_loader`: lists of rows, one per clipped unit."""
 
     def __init__(
         self,
@@ -131,9 +124,17 @@ class StepDraws:
             )
         noise = np.asarray(step.noise_multiplier)
         _validation.single("noise_multiplier", noise)  # a run has one setting
-        self.step = step
-        table = _tree(step, num_examples, units, owners)
-        self.truncation: Truncation | None = None
+        self.step = step  # which `StepAccountant` accounts
+        examples, level = np.arange(num_examples), step.design.level_names[-1]
+        if units:
+            table = ExampleTable.from_records(
+                examples, units=units, example_level=level, owners=owners
+            )
+        else:
+            alone = Population.from_sizes(num_examples, level_names=(level,))
+            owned = None if owners is None else Owners.from_ids(owners)
+            table = ExampleTable(examples, None, alone, owned)
+        self.truncation: Truncation | None = None  # None: no bounds of a person
         if step.people is not None:
             table, self.truncation = truncated(table, step.people, truncate=truncate)
         self._order = np.asarray(table.features)
@@ -143,7 +144,7 @@ class StepDraws:
         self._num_steps = _validation.whole_number("num_steps", num_steps)
         self._entropy = secrets.randbits(128) if entropy is None else entropy
         step_generator(self._entropy, first_step)  # checks that both are whole numbers
-        self.next_step = first_step
+        self.next_step = first_step  # number of the next draw; none is repeated
 
     def __len__(self) -> int:
         """Batches per pass."""
@@ -157,21 +158,6 @@ class StepDraws:
             drawn = self.sampler.draw(generator)
             rows = np.where(drawn.mask, self._order[drawn.examples], -1)
             yield rows.tolist() if rows.ndim == 1 else list(rows)
-
-
-def _tree(
-    step: GaussianStep, num_examples: int, units: Mapping[str, Any] | None, owners: Any
-) -> ExampleTable:
-    """Returns the table of the examples' indices, in the order of their tree."""
-    examples = np.arange(num_examples)
-    level = step.design.level_names[-1]
-    if units:
-        return ExampleTable.from_records(
-            examples, units=units, example_level=level, owners=owners
-        )
-    alone = Population.from_sizes(num_examples, level_names=(level,))
-    owned = None if owners is None else Owners.from_ids(owners)
-    return ExampleTable(examples, None, alone, owned)
 
 
 class _Rows:
@@ -190,7 +176,14 @@ class _Rows:
         joined = _joined(parts)
         if not self._slot_shape:
             return joined
-        joined = _with_mask(joined, torch.as_tensor(slots >= 0))
+        mask = torch.as_tensor(slots >= 0)
+        if isinstance(joined, Mapping):
+            if "mask" in joined:
+                raise ValueError("dataset must not have a part named 'mask'")
+            joined = {**joined, "mask": mask}
+        else:
+            parts = joined if isinstance(joined, tuple | list) else (joined,)
+            joined = (*parts, mask)
         shape = (1, *self._slot_shape)
         return _mapped(lambda part: part.reshape(*shape, *part.shape[1:]), joined)
 
@@ -213,15 +206,6 @@ def _joined(batches: list[Any]) -> Any:
     if isinstance(first, tuple | list):
         return tuple(_joined(list(parts)) for parts in zip(*batches, strict=True))
     return torch.cat(batches)
-
-
-def _with_mask(batch: Any, mask: Any) -> Any:
-    """Returns a batch with the mask as one more part."""
-    if isinstance(batch, Mapping):
-        if "mask" in batch:
-            raise ValueError("dataset must not have a part named 'mask'")
-        return {**batch, "mask": mask}
-    return (*batch, mask) if isinstance(batch, tuple | list) else (batch, mask)
 
 
 def _mapped(function: Any, batch: Any) -> Any:

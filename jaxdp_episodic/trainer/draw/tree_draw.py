@@ -34,15 +34,11 @@ _COST_OF_ELEMENT = 0.04
 
 
 class Children(NamedTuple):
-    """Drawn children, grouped by their unit in order.
+    """Drawn children, grouped by their unit in order."""
 
-    Attributes:
-      owner: (m,) int64, nondecreasing: index (among the n units) of each child's unit.
-      child: (m,) int64, the child's index among all children of that unit, from 0. The
-        children of one unit are distinct and in uniformly random order.
-    """
-
-    owner: np.ndarray
+    owner: np.ndarray  # (m,) int64, nondecreasing: index of each child's unit among n
+    # (m,) int64, from 0, among all children of that unit. Those of one unit are
+    # distinct and in uniformly random order.
     child: np.ndarray
 
 
@@ -51,7 +47,7 @@ def poisson(
 ) -> Children:
     """Draws each child with probability ``rate``, in time linear in those drawn."""
     ends = np.cumsum(counts)
-    drawn = _successes(int(ends[-1]) if len(ends) else 0, rate, generator)
+    drawn = _successes(int(counts.sum()), rate, generator)
     owner = np.searchsorted(ends, drawn, side="right")
     child = drawn - (ends - counts)[owner]
     return Children(owner, child[_shuffle_within(owner, len(counts), generator)])
@@ -143,13 +139,10 @@ def _unit_by_unit(
 def _round_by_round(
     counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
 ) -> Children:
-    """Floyd's algorithm, one child of every unit per round: fastest for few of many.
-
-    Before round t a unit has t distinct children; after it t + 1, a uniformly random
-    subset of its children 0 .. ``top[t]``.
-
-    Reference: Bentley and Floyd (1987), Communications of the ACM 30(9), 754-757.
-    """
+    """Floyd's algorithm, one child of every unit per round: fastest for few of many."""
+    # Before round t a unit has t distinct children; after it t + 1, a uniformly random
+    # subset of its children 0 .. ``top[t]``. Bentley and Floyd (1987), Communications
+    # of the ACM 30(9), 754-757.
     rounds = np.arange(int(number.max()))[:, None]
     wanted = rounds < number
     top = np.where(wanted, counts - number + rounds, 0)
@@ -193,13 +186,10 @@ class Level:
 
     @property
     def width(self) -> int:
-        """Number of slots for one unit's drawn children, at least 1.
-
-        Without replacement this is ``size`` even if a unit has fewer children: under
-        ``add_remove`` real sizes are private, and shapes are visible.
-        """
+        """Number of slots for one unit's drawn children, at least 1."""
         if isinstance(self.scheme, Poisson):
             return max(1, int(self.counts.max(initial=0)))
+        # Also if a unit has fewer: real sizes may be private, and shapes are visible.
         return _size(self.scheme)
 
     @property
@@ -217,11 +207,9 @@ class Level:
     def draw(
         self, units: np.ndarray, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws children of (n,) units of the level above, which may repeat.
+        """Draws children of (n,) units of the level above, which may repeat or be null.
 
-        A unit of -1 is null and has no children. Returns (m,) indices of the children
-        in this level, -1 for null ones, and (m,) which of the n units each belongs to,
-        ordered as in `Children`.
+        Returns (m,) indices in this level, -1: null; and (m,) owners as in `Children`.
         """
         counts = self._counts_and_null[units]
         if isinstance(self.scheme, Poisson):
@@ -292,15 +280,9 @@ def draw_units(levels: Sequence[Level], generator: np.random.Generator) -> np.nd
 def fill_slots(
     starts: np.ndarray, levels: Sequence[Level], generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draws everything below ``starts`` (J, ...), units of the level above; -1: null.
-
-    Returns:
-      examples: (*starts.shape, *widths of the levels) int64, units of the last level; 0
-        where the mask is False.
-      mask: bool, same shape: where a unit was drawn. A drawn unit takes the first free
-        slot of its axis, even if nothing is drawn below it.
-      holds_null: (J,) bool, whether a null was drawn.
-    """
+    """Draws below ``starts``; returns examples, mask and holds_null of a `Draw`."""
+    # ``starts`` are (J, ...) units of the level above, -1: null. A drawn unit takes the
+    # first free slot of its axis, even if nothing is drawn below it.
     shape = (*starts.shape, *(level.width for level in levels))
     units, slot = starts.reshape(-1), np.arange(starts.size)
     row = slot // max(starts.size // max(len(starts), 1), 1)
@@ -347,15 +329,11 @@ def largest_total(levels: Sequence[Level]) -> int:
 
 
 def check_public_sizes(level: Level) -> None:
-    """Raises if the tree contradicts a scheme's ``population``.
-
-    If the step is accounted with this number, a false lower bound would understate the
-    rate, and a false upper bound would understate the sensitivity.
-    """
+    """Raises if the tree contradicts a scheme's ``population``."""
+    # If the step is accounted with this number, a false lower bound would understate
+    # the rate, and a false upper bound would understate the sensitivity.
     scheme = level.scheme
-    if scheme.population is None or not level.counts.size:
-        return
-    if level.has_slots:  # see `make_level`
+    if scheme.population is None or not level.counts.size or level.has_slots:
         return
     claimed = int(np.asarray(scheme.population))
     # A person may join an empty unit and would be its only child.

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic._validation import prefixed
 from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.optional import require_pyarrow
 from jaxdp_episodic.files.table_file import column_places
@@ -21,6 +22,8 @@ from jaxdp_episodic.files.table_file import column_places
 _BUFFER_BYTES = 2**20  # with a buffer, row groups are read in pieces, not whole
 # Field of the struct that holds an image's file in Hugging Face data sets.
 _BYTES = "bytes"
+PLAIN = "plain"  # kinds of columns
+LISTS = "lists"
 # Prefixes of Arrow's names of number types that become arrays directly.
 _NUMBERS = ("int", "uint", "half", "float", "double", "bool")
 _AS_OBJECTS = ("decimal", "string", "large_string", "dictionary")  # maybe numbers
@@ -52,9 +55,9 @@ def parquet_batches(
         schema, meta = file.schema_arrow, file.metadata
         wanted = list(schema.names) if names is None else list(names)
         leaves = [meta.schema.column(i) for i in range(meta.num_columns)]
-        are_plain = parquet_columns(path)
+        kinds = parquet_columns(path)
         for name in wanted:
-            if not are_plain[name]:
+            if kinds[name] != PLAIN:
                 said = f"column {name[:60]!r} must contain numbers or text"
                 raise ValueError(f"{said}, has {str(schema.field(name).type)[:60]}")
         sizes = [meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)]
@@ -71,8 +74,8 @@ def parquet_batches(
             yield wanted, [_cells(arrow, batch.column(name)) for name in wanted]
 
 
-def parquet_columns(path: Path) -> dict[str, bool]:
-    """Returns the column names, and whether each holds numbers, booleans or text."""
+def parquet_columns(path: Path) -> dict[str, str]:
+    """Returns the columns; each is `PLAIN`, `LISTS` (of numbers), or else empty."""
     plain, found = "integer floating boolean decimal null string large_string", {}
     with _opened(path, None) as (arrow, file):
         types, meta = arrow.types, file.metadata
@@ -83,7 +86,10 @@ def parquet_columns(path: Path) -> dict[str, bool]:
             kind = field.type
             kind = kind.value_type if types.is_dictionary(kind) else kind
             is_one = any(getattr(types, f"is_{one}")(kind) for one in plain.split())
-            found[field.name] = is_one and field.name not in lists
+            inside = getattr(kind, "value_type", None)
+            is_list = inside and (types.is_integer(inside) or types.is_floating(inside))
+            is_plain = is_one and field.name not in lists
+            found[field.name] = PLAIN if is_plain else LISTS if is_list else ""
     return found
 
 
@@ -97,11 +103,8 @@ def _cells(arrow: Any, column: Any) -> list[Any]:
 
 def record_batches(path: Path, names: Sequence[str], rows: int) -> Iterator[Any]:
     """Yields Arrow's batches of columns."""
-    try:
-        with _opened(path, names) as (_, file):
-            yield from file.iter_batches(batch_size=rows, columns=list(names))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    with prefixed(path), _opened(path, names) as (_, file):
+        yield from file.iter_batches(batch_size=rows, columns=list(names))
 
 
 def parquet_arrays(
@@ -155,11 +158,8 @@ def parquet_files(path: Path, name: str, *, rows: int) -> Iterator[list[bytes]]:
 
 def holds_files(path: Path, name: str) -> bool:
     """Returns whether a column holds image files; False: lists of numbers."""
-    try:
-        with _opened(path, [name]) as (arrow, file):
-            types, kind = arrow.types, file.schema_arrow.field(name).type
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    with prefixed(path), _opened(path, [name]) as (arrow, file):
+        types, kind = arrow.types, file.schema_arrow.field(name).type
     if types.is_struct(kind) and kind.get_field_index(_BYTES) >= 0:
         kind = kind.field(_BYTES).type
     if types.is_binary(kind) or types.is_large_binary(kind):

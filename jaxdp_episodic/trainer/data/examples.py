@@ -25,6 +25,7 @@ from jaxdp_episodic.trainer.data.user_files import (
     ids_of,
     images_or_features,
     names_of_columns,
+    number_columns,
     numbers_of,
     scaled_images,
 )
@@ -155,16 +156,21 @@ def _of_table(
         )
     there, unit, target = names_of_columns(path), str(groups[-1]), source.get("target")
     others = [name for name in (unit, target) if name in there]
-    columns, first = columns_of(path, [*features, *others], max_bytes=MAX_BYTES)
-    numbers = [numbers_of(columns[name], name, path, first) for name in features]
-    if not numbers[0].size:
+    is_csv = path.suffix.lower() == ".csv"
+    wanted = [*features, *others] if is_csv else others
+    columns, first = columns_of(path, wanted, max_bytes=MAX_BYTES)
+    if is_csv:
+        numbers = [numbers_of(columns[name], name, path, first) for name in features]
+        values = np.stack(numbers, axis=1).astype(np.float32)
+    else:
+        values = np.concatenate(list(number_columns(path, features)[1]()))
+    if not len(values):
         raise ValueError(f"{path} must have at least one record, has none")
     targets = None
     if isinstance(target, str) and target in others:
         targets = numbers_of(columns[target], target, path, first).astype(np.float32)
     units = ids_of(columns[unit], unit, path, first) if unit in others else None
-    names = [str(record + 1) for record in range(len(numbers[0]))]
-    values = np.stack(numbers, axis=1).astype(np.float32)
+    names = [str(record + 1) for record in range(len(values))]
     if values.shape[1:] != shape:
         raise ValueError(f"{path} must give examples of shape {shape}")
     return Examples(names, values, units, targets)

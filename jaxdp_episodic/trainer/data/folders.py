@@ -197,10 +197,10 @@ class Images(NamedTuple):
     invert: bool  # ink is 1 and paper 0
     owners: Owners | None = None  # None: not known
 
-    def table(self, features: Any) -> ExampleTable:
-        """Returns the table with one row of features per image."""
+    def table(self) -> ExampleTable:
+        """Returns the table whose features are the places of the files."""
         return ExampleTable.from_records(
-            features,
+            np.arange(len(self.paths)),
             units=self.units,
             public_units=self.public_units,
             owners=self.owners,
@@ -219,9 +219,8 @@ def image_records(found: Images) -> Records:
             yield wanted[done : done + len(pixels)], pixels
             done += len(pixels)
 
-    numbers = found.table(np.arange(len(found.paths)))
     encoding = INVERTED if found.invert else UNIT
-    return Records(numbers, np.dtype(np.uint8), first.shape, encoding, read)
+    return Records(found.table(), np.dtype(np.uint8), first.shape, encoding, read)
 
 
 def listed_classes(
@@ -238,8 +237,8 @@ def listed_classes(
         files = _of_list(path, problems)
     else:
         files = {
-            name: [file for _, file in _images_in(folder, problems)]
-            for name, folder in _folders(path, problems)
+            name: [file for _, file in _entries(folder, problems, are_images=True)]
+            for name, folder in _entries(path, problems, are_images=False)
         }
     _refuse(problems)
     if keeps is not None:
@@ -254,15 +253,15 @@ def listed_omniglot(
     """Returns the image files that `load_omniglot` reads."""
     problems: list[str] = []
     files, parents = {}, []
-    for alphabet, folder in _folders(path, problems):
-        characters = _folders(folder, problems)
+    for alphabet, folder in _entries(path, problems, are_images=False):
+        characters = _entries(folder, problems, are_images=False)
         if not characters:
             problems.append(
                 f"{folder} must contain a folder for each character, but has none: the "
                 "alphabet would be lost"
             )
         for name, inside in characters:
-            images = _images_in(inside, problems)
+            images = _entries(inside, problems, are_images=True)
             files[f"{alphabet}/{name}"] = [file for _, file in images]
             parents.append(alphabet)
     _refuse(problems)
@@ -272,10 +271,29 @@ def listed_omniglot(
 def _of_list(path: Path, problems: list[str]) -> dict[str, list[Path]]:
     """Returns class -> files, from ``metadata.jsonl`` or a CSV file list."""
     if path.suffix.lower() == ".csv":
-        base, listed, pairs = path.parent / IMAGES, path, _csv_pairs(path)
+        base, listed = path.parent / IMAGES, path
+        with _validation.prefixed(f"{path}, a list of image files"):
+            found = read_csv_columns(
+                path, ("filename", "label"), max_bytes=_MAX_LIST_BYTES
+            )
+        pairs = list(zip(found["filename"], found["label"], strict=True))
     else:
-        base, listed = path, path / METADATA
-        pairs = _jsonl_pairs(listed, problems)
+        base, listed, pairs = path, path / METADATA, []
+        for number, row, _ in json_lines(listed):
+            if isinstance(row, Exception):
+                problems.append(f"{listed}, {row}")
+                continue
+            name = next((row[key] for key in _FILE_KEYS if key in row), None)
+            label = row.get("label")
+            is_id = isinstance(label, str | int) and not isinstance(label, bool)
+            if isinstance(name, str) and is_id and label != "":
+                pairs.append((name, str(label)))
+                continue
+            problems.append(
+                f"{listed}, line {number}: must have file_name and label (the class), "
+                f"has {_validation.shown(row)}; for labels under another key make the "
+                "table in Python with ExampleTable.from_records"
+            )
     files: dict[str, list[Path]] = {}
     for name, label in pairs:
         parts = PurePosixPath(name.replace("\\", "/"))
@@ -287,30 +305,6 @@ def _of_list(path: Path, problems: list[str]) -> dict[str, list[Path]]:
         else:
             files.setdefault(label, []).append(file)
     return {label: sorted(files[label]) for label in sorted(files)}
-
-
-def _csv_pairs(path: Path) -> Iterator[tuple[str, str]]:
-    with _validation.prefixed(f"{path}, a list of image files"):
-        found = read_csv_columns(path, ("filename", "label"), max_bytes=_MAX_LIST_BYTES)
-    return zip(found["filename"], found["label"], strict=True)
-
-
-def _jsonl_pairs(path: Path, problems: list[str]) -> Iterator[tuple[str, str]]:
-    for number, row, _ in json_lines(path):
-        if isinstance(row, Exception):
-            problems.append(f"{path}, {row}")
-            continue
-        name = next((row[key] for key in _FILE_KEYS if key in row), None)
-        label = row.get("label")
-        is_id = isinstance(label, str | int) and not isinstance(label, bool)
-        if not isinstance(name, str) or not is_id or label == "":
-            problems.append(
-                f"{path}, line {number}: must have file_name and label (the class), "
-                f"has {_validation.shown(row)}; for labels under another key make the "
-                "table in Python with ExampleTable.from_records"
-            )
-            continue
-        yield name, str(label)
 
 
 def _images(
@@ -350,12 +344,6 @@ def _images(
     return Images(paths, units, public, size, grey, invert, owners)
 
 
-def _folders(path: Path, problems: list[str]) -> list[Entry]:
-    """Returns the folders in a folder, by name."""
-    is_folder = lambda entry: entry.is_dir(follow_symlinks=False)  # noqa: E731
-    return _entries(path, "a folder", is_folder, problems)
-
-
 def is_image_name(name: str) -> bool:
     """Returns whether a file name has the suffix of an image."""
     return name.lower().endswith(_SUFFIXES)
@@ -364,16 +352,9 @@ def is_image_name(name: str) -> bool:
 def listed_images(path: Path) -> list[Path]:
     """Returns the images in a folder by name; raises if it has anything else."""
     problems: list[str] = []
-    found = [file for _, file in _images_in(path, problems)]
+    found = [file for _, file in _entries(path, problems, are_images=True)]
     _refuse(problems)
     return found
-
-
-def _images_in(path: Path, problems: list[str]) -> list[Entry]:
-    def is_image(entry: os.DirEntry[str]) -> bool:
-        return is_image_name(entry.name) and entry.is_file(follow_symlinks=False)
-
-    return _entries(path, f"an image, one of {_SUFFIXES}", is_image, problems)
 
 
 def is_ignored(name: str) -> bool:
@@ -381,13 +362,9 @@ def is_ignored(name: str) -> bool:
     return name.startswith(".") or name.lower() in _LITTER
 
 
-def _entries(
-    path: Path,
-    kind: str,
-    is_kind: Callable[[os.DirEntry[str]], bool],
-    problems: list[str],
-) -> list[Entry]:
-    """Returns the entries of one kind in a folder by name; others become problems."""
+def _entries(path: Path, problems: list[str], *, are_images: bool) -> list[Entry]:
+    """Returns the images, or folders, in a folder by name; others become problems."""
+    is_kind = os.DirEntry.is_file if are_images else os.DirEntry.is_dir
     with os.scandir(path) as listing:
         entries = [entry for entry in listing if not is_ignored(entry.name)]
     found = []
@@ -397,7 +374,12 @@ def _entries(
             problems.append(f"{entry.path} must not be a link")
         elif not entry.name.isascii() and not is_unicode(entry.name):
             problems.append(f"{entry.path!r} must have a name in UTF-8")
-        elif not is_kind(entry):
+        elif (
+            are_images
+            and not is_image_name(entry.name)
+            or not is_kind(entry, follow_symlinks=False)
+        ):
+            kind = f"an image, one of {_SUFFIXES}" if are_images else "a folder"
             problems.append(f"{entry.path} must be {kind}")
         else:
             found.append((entry.name, Path(entry.path)))
@@ -420,10 +402,7 @@ File = tuple[str, Path | IO[bytes]]
 
 
 def first_decoded(files: Iterable[File], size: int | None, grey: bool) -> np.ndarray:
-    """Returns the first image, (H, W, channels) uint8.
-
-    If it is bad, raises a ValueError that lists all bad images.
-    """
+    """Returns the first image, (H, W, channels) uint8; if it is bad, lists all bad."""
     problems: list[str] = []
     for name, file in files:
         try:
@@ -440,10 +419,7 @@ def first_decoded(files: Iterable[File], size: int | None, grey: bool) -> np.nda
 def decoded_parts(
     files: Iterable[File], size: int | None, grey: bool, shape: tuple[int, ...]
 ) -> Iterator[np.ndarray]:
-    """Yields batches (n, *shape) uint8, decoded in threads.
-
-    If any is bad, raises a ValueError at the end that lists all bad images.
-    """
+    """Yields batches (n, *shape) uint8, decoded in threads; lists all bad images."""
     problems: list[str] = []
 
     def pixels(file: File) -> np.ndarray | ValueError:

@@ -199,12 +199,8 @@ def _beyond(
     name: str,
     refuse: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the units of groups that exceed a bound, and a number for each unit.
-
-    A group is a person within a unit of the level above; each unit counts once.
-    Returns the first row and the group of each unit of an oversized group, and the
-    number of every row's unit.
-    """
+    """Returns row and group of each unit beyond, and the number of a row's unit."""
+    # A group is a person within a unit of the level above; each unit counts once.
     group, child = _numbered(person, within), _numbered(person, unit)
     first = np.unique(child, return_index=True)[1]
     group = group[first]

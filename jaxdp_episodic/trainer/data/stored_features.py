@@ -19,14 +19,7 @@ CODE_VALUES = {UNIT: _CODES, INVERTED: 1 - _CODES}
 class StoredFeatures:
     """Features in a file, indexed like the array (R, ...) that a loader would return.
 
-    Only the first axis can be indexed. Indexing returns the values of a table in
-    memory: float32 if there is an encoding. `codes` returns the stored codes, a quarter
-    of that size, for decoding on a device.
-
-    Attributes:
-      encoding: key of `CODE_VALUES` for uint8 codes; None: the file holds the values.
-      code_dtype: dtype in the file.
-      shape: (R, ...).
+    Only the first axis can be indexed, which gives the values of a table in memory.
     """
 
     def __init__(
@@ -44,7 +37,8 @@ class StoredFeatures:
                 )
         elif column.dtype.kind not in "iuf":
             raise ValueError(f"{column.path} must hold numbers, holds {column.dtype}")
-        self._column, self.encoding = column, encoding
+        # Key of `CODE_VALUES` for uint8 codes; None: the file holds the values.
+        self.encoding, self._column = encoding, column
         self.shape = column.shape if shape is None else shape
         self.ndim = len(self.shape)
         self.size = int(np.prod(self.shape, dtype=np.int64))

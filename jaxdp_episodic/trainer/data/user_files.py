@@ -229,7 +229,8 @@ def load_table(
         probably a value of a record.
       groups: columns of unit ids, top level first; they name the levels. Ids in a CSV
         file are strings as written: "07" is not "7".
-      features: columns of numbers.
+      features: columns of numbers; in a Parquet file also of lists of numbers, such as
+        embeddings, all of one length in a column. They are put side by side.
       target: column of numbers to predict; None: the last group is the class.
       label: column of classes, instead of ``groups``; its level is named "class".
       public_units: the public list of ids of the only group. Ids without a record are
@@ -238,7 +239,7 @@ def load_table(
       max_bytes: largest size in bytes of the file (CSV) or of its columns (Parquet).
 
     Returns:
-      Levels ``groups``, or "class", and "example"; features (R, columns) float32.
+      Levels ``groups``, or "class", and "example"; features (R, numbers) float32.
 
     Raises:
       ImportError: a Parquet file without pyarrow (extra ``[data]``).
@@ -275,7 +276,7 @@ def load_table(
         class_level=label is not None,
         max_bytes=max_bytes,
     )
-    return found.table()
+    return found.table(max_bytes)
 
 
 def table_records(
@@ -318,7 +319,9 @@ def table_records(
             only, parts=made
         )
     elif images is None:
-        item, dtype, encoding, read = _number_columns(path, features)
+        length, parts = number_columns(path, features)
+        item, dtype, encoding = (length,), _FLOAT, None
+        read = lambda wanted: only(wanted, parts())  # noqa: E731
     else:
         item, dtype, encoding, read = _image_column(
             path, images, tuple(shape), size, grey
@@ -355,33 +358,44 @@ def table_records(
     )
 
 
-_Column = tuple[
-    tuple[int, ...], np.dtype, str | None, Callable[[np.ndarray], Iterator[Part]]
-]
+def number_columns(
+    path: Path, features: Sequence[str]
+) -> tuple[int, Callable[[], Iterator[np.ndarray]]]:
+    """Returns how many numbers these columns of a Parquet file have, and their reader.
 
-
-def _number_columns(path: Path, features: Sequence[str]) -> _Column:
-    """Returns the reader of columns of numbers, as (R, columns) float32."""
-    rows = max(min(_BATCH_ROWS, _BATCH_BYTES // (8 * len(features))), 1)
+    It yields (n, numbers) float32; the lists of a column are side by side.
+    """
+    first = next(parquet_arrays(path, features, rows=1), None)
+    if first is None:
+        raise ValueError(f"{path} must have at least one record, has none")
+    widths = [column.size for column in first]
+    # Arrow takes about 16 bytes per list item that it decodes.
+    rows = max(min(_BATCH_ROWS, _BATCH_BYTES // (16 * max(sum(widths), 1))), 1)
 
     def parts() -> Iterator[np.ndarray]:
         before = 0
         for columns in parquet_arrays(path, features, rows=rows):
             numbers = []
-            for name, column in zip(features, columns, strict=True):
-                if column.ndim > 1:
-                    raise ValueError(f"{path}: column {name!r} must not hold lists")
-                numbers.append(numbers_of(column, name, path, before + 1, before))
-            yield np.stack(numbers, axis=1).astype(_FLOAT)
+            for name, column, width in zip(features, columns, widths, strict=True):
+                if column.ndim > 2 or column.size != len(column) * width or not width:
+                    raise ValueError(
+                        f"{path}: column {name!r} must hold numbers, or lists of "
+                        f"numbers of one length, has {column.shape[1:]} in a record "
+                        f"and {width} in the first"
+                    )
+                values = numbers_of(column, name, path, before + 1, before)
+                numbers.append(values.reshape(len(column), width))
+            yield np.concatenate(numbers, axis=1).astype(_FLOAT)
             before += len(columns[0])
 
-    next(parquet_arrays(path, features, rows=1), None)  # checks columns early
-    return (len(features),), _FLOAT, None, lambda wanted: only(wanted, parts())
+    return sum(widths), parts
 
 
 def _image_column(
     path: Path, name: str, shape: tuple[int, ...], size: int | None, grey: bool
-) -> _Column:
+) -> tuple[
+    tuple[int, ...], np.dtype, str | None, Callable[[np.ndarray], Iterator[Part]]
+]:
     """Returns the reader of a column of images: files, or lists of numbers."""
     if holds_files(path, name):
 
@@ -474,11 +488,13 @@ def numbers_of(
     try:
         values = np.asarray(cells, np.float64)
     except (TypeError, ValueError, OverflowError):
-        values = np.array([_number(cell) for cell in cells])
+        cells = np.asarray(cells, object)
+        values = np.array([_number(cell) for cell in cells.flat]).reshape(cells.shape)
     bad = ~(np.abs(values) <= np.finfo(np.float32).max)
     if bad.any():
-        row = int(np.argmax(bad))
-        cell = cells[row].item() if isinstance(cells[row], np.generic) else cells[row]
+        row, *place = map(int, np.unravel_index(np.argmax(bad), bad.shape))
+        cell = cells[row][place[0]] if place else cells[row]
+        cell = cell.item() if isinstance(cell, np.generic) else cell
         raise ValueError(
             f"{name!r} must be finite numbers, got {_validation.shown(cell)} in "
             f"record {before + row + 1} (row {row + first}) of {file}"

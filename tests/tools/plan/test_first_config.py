@@ -258,14 +258,16 @@ def test_nested_columns_that_are_not_needed_are_left_out(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = [
-        {"x": k / 7, "kind": f"k{k % 30}", "list": [k / 7, 1.0]} for k in range(120)
+        {"x": k / 7, "kind": f"k{k % 30}", "words": ["a", "b"], "vector": [k / 7, 1.0]}
+        for k in range(120)
     ]
     path = tmp_path / "t.parquet"
     parquet.write_table(arrow.Table.from_pylist(rows), path)
     _, _, source = written(path, epsilon=1000.0)
-    assert (source.table["label"], source.table["features"]) == ("kind", ("x",))
-    with pytest.raises(ValueError, match="column 'list' must contain numbers or text"):
-        described_source(path, tmp_path / "x.toml", features=("list",))
+    assert source.table["label"] == "kind"
+    assert source.table["features"] == ("x", "vector")  # lists of numbers are features
+    with pytest.raises(ValueError, match="column 'words' must contain numbers or text"):
+        described_source(path, tmp_path / "x.toml", features=("words",))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.tools import cli
+from jaxdp_episodic.trainer.data import user_files
 from jaxdp_episodic.trainer.data.examples import read_examples
+from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
 
 RNG = np.random.default_rng(0)
@@ -232,3 +234,69 @@ def test_a_missing_column_is_named(tmp_path):
         path = table(tmp_path / "t.csv", header)
         with pytest.raises(ValueError, match=message):
             load_table(path, features=["d"], label="kind")
+
+
+# --- Lists of numbers, such as embeddings ---
+
+
+def with_lists(folder, name="data.parquet", *, vectors, **more):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    number = len(vectors)
+    table = {
+        "word": [f"w{i % 6}" for i in range(number)],
+        "vector": vectors,
+        "age": np.linspace(0, 1, number),
+    }
+    parquet.write_table(arrow.table(table | more), folder / name, row_group_size=7)
+    return folder / name
+
+
+def test_lists_of_numbers_are_features(tmp_path):
+    """Of a run, of an import and of predictions, beside plain columns."""
+    vectors = RNG.normal(size=(30, 5)).astype(np.float32)
+    path = with_lists(tmp_path, vectors=list(vectors))
+    table = load_table(path, label="word", features=["vector", "age"])
+    order = np.argsort([f"w{i % 6}" for i in range(30)], kind="stable")
+    wanted = np.column_stack([vectors, np.linspace(0, 1, 30)]).astype(np.float32)
+    np.testing.assert_array_equal(table.features, wanted[order], strict=True)
+    columns = ["--groups", "word", "--features", "vector", "age"]
+    command = ["data", "import", str(path), str(tmp_path / "out"), *columns]
+    assert cli.run(command) == 0
+    stored = load_stored(tmp_path / "out")
+    np.testing.assert_array_equal(stored.features[:], wanted[order], strict=True)
+    source = {"features": ["vector", "age"], "label": "word"}
+    found = read_examples([path], shape=(6,), source=source)
+    np.testing.assert_array_equal(found.features, wanted, strict=True)
+    assert found.units is not None and found.units[:2].tolist() == ["w0", "w1"]
+    with pytest.raises(ValueError, match=r"must give examples of shape \(5,\)"):
+        read_examples([path], shape=(5,), source=source)
+    with pytest.raises(ValueError, match="max_bytes=700 bytes|at most max_bytes=700"):
+        load_table(path, label="word", features=["vector"], max_bytes=700)
+
+
+def test_init_takes_lists_of_numbers(tmp_path, capsys):
+    path = with_lists(tmp_path, vectors=RNG.normal(size=(60, 4)).tolist())
+    out = tmp_path / "run.toml"
+    assert cli.run(["init", str(path), "--out", str(out)]) == 0
+    assert 'features = ["age", "vector"]' in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        ([[1.0, 2.0]] * 8 + [[1.0]], "of one length"),
+        ([[1.0, 2.0]] * 3 + [[1.0]], "equal length"),
+        ([[1.0, 2.0], None], "has a missing list in record 2"),
+        ([[1.0, 2.0], [3.0, float("nan")]], "got nan in record 2"),
+        ([[[1.0, 2.0]]] * 2, "lists of numbers of one length"),
+        ([[]] * 2, "of one length|must contain numbers"),
+        ([["a"], ["b"]], "finite numbers, got 'a' in record 1"),
+    ],
+)
+def test_unsuitable_lists_are_refused(vectors, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(user_files, "_BATCH_ROWS", 4)
+    path = with_lists(tmp_path, vectors=vectors)
+    with pytest.raises(ValueError, match=message):
+        load_table(path, label="word", features=["vector", "age"])

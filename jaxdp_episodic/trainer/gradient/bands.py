@@ -28,16 +28,7 @@ _ROUNDED = 1 + 1e-12
 
 
 class BandMemory:
-    """Encoder and decoder of a run's correlated noise, with their memory.
-
-    Attributes:
-      coefficients: whole numbers for discrete noise; otherwise numbers of norm <= 1.
-      norm: of the coefficients, rounded up. A contribution with its shares in all
-        releases is this many times as long.
-      weight: of a count, which is in one release only: a whole number <= ``norm``.
-      rise: standard deviation of the noise of the next decoded sum, in noise
-        multipliers; a release has ``norm``.
-    """
+    """Encoder and decoder of a run's correlated noise, with their memory."""
 
     def __init__(self, coefficients: Sequence[float], *, is_discrete: bool) -> None:
         given = np.asarray(coefficients, np.float64)
@@ -45,6 +36,9 @@ class BandMemory:
             raise ValueError(
                 f"coefficients must be a list whose first is > 0, got {coefficients!r}"
             )
+        # The norm is rounded up: a contribution with its shares in all releases is this
+        # many times as long. The weight is that of a count, which is in one release
+        # only: a whole number <= norm.
         if is_discrete:
             given = np.rint(_FIRST * given / given[0])
             self.norm = math.sqrt(np.sum(given**2)) * _ROUNDED
@@ -62,6 +56,7 @@ class BandMemory:
                 "coefficients must have their roots outside the unit circle, or the "
                 f"decoded noise grows without end, got {coefficients!r}"
             )
+        # Whole numbers for discrete noise; otherwise numbers of norm <= 1.
         kept = given.astype(np.int64) if is_discrete else given
         self.coefficients: list[Any] = kept.tolist()
         self.clear()
@@ -72,6 +67,7 @@ class BandMemory:
         self._decoded: list[list[np.ndarray]] = []
         self._process = os.getpid()
         self._rises = self._rising()
+        # Standard deviation of the noise of the next decoded sum, in noise multipliers.
         self.rise = next(self._rises)
 
     def release(

@@ -61,11 +61,8 @@ def released_share(
     is_discrete: bool,
     weight: int = 1,
 ) -> np.ndarray:
-    """Returns the noised share of contributions of norm at most C, float32 scalar.
-
-    ``weight`` is the whole number that multiplies the votes; with bands it is at most
-    the length of contribution that the noise hides.
-    """
+    """Returns the noised share of contributions of norm at most C, float32 scalar."""
+    # With bands the weight of the votes is at most the length that the noise hides.
     steps = steps_of_vote(clipping)
     if is_discrete:
         # Exact whole numbers; the division is post-processing. A vote is 2 b.

@@ -26,16 +26,9 @@ _SMALL = {"float32": 1e-20, "float64": 1e-200}
 
 
 def clip_by_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Array]:
-    """Scales a contribution to an l2-norm of at most C; non-finite ones become zero.
+    """Scales a pytree to an l2-norm of at most C > 0; non-finite ones become zero.
 
-    Args:
-      contribution: pytree of float arrays: the gradient of one clip unit.
-      l2_clip_norm: C > 0, scalar.
-
-    Returns:
-      ``(clipped, norm, is_finite)``: a pytree, float64 if a leaf is, else float32; the
-      norm before clipping (0 if not finite, ``inf`` beyond the type's range); and
-      whether every entry was finite.
+    Also returns the norm before (0 if not finite), and whether every entry was finite.
     """
     return _scaled(
         contribution, l2_clip_norm, lambda full, _, scale: jnp.minimum(full, scale)
@@ -43,12 +36,9 @@ def clip_by_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Ar
 
 
 def scale_to_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Array]:
-    """Scales a contribution to an l2-norm of C (within 1e-5, never above).
-
-    Zero stays zero. Contributions that are not finite become zero, and so do those too
-    short to measure (float32 numbers below about 1e-40). Arguments and results are
-    those of `clip_by_norm`; the norm is that before scaling.
-    """
+    """Scales up, too: to C within 1e-5, never above; else like `clip_by_norm`."""
+    # Zero stays zero, and contributions too short to measure become zero (float32
+    # numbers below about 1e-40).
 
     def factor(full: Array, relative: Array, scale: Array) -> Array:
         is_measured = relative * relative > _SMALL[relative.dtype.name]

@@ -51,12 +51,10 @@ def covering_variance(deviation: float) -> int:
 
 
 def log_ratio_bound(num_entries: int, num_steps: int = 1) -> float:
-    """Returns a bound on log likelihood ratios, discrete over continuous noise, nats.
-
-    If continuous noise is (epsilon, delta)-DP, discrete noise is (epsilon + 2 b,
-    delta exp(b))-DP for this bound b, about 1e-136 per entry and step.
-    """
-    # The ratio has two normalizations, each within 1 +- eta; 5 covers the other terms.
+    """Bounds log likelihood ratios of discrete over continuous noise, in nats."""
+    # If continuous noise is (epsilon, delta)-DP, discrete noise is (epsilon + 2 b,
+    # delta exp(b))-DP for this bound b, about 1e-136 per entry and step. The ratio has
+    # two normalizations, each within 1 +- eta; 5 covers the other terms.
     eta = math.exp(-2 * math.pi**2 * SMOOTHING)
     return 5.0 * eta * num_entries * num_steps
 
@@ -64,11 +62,9 @@ def log_ratio_bound(num_entries: int, num_steps: int = 1) -> float:
 def sample_discrete_gaussian(
     variance: int, count: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns independent samples of ``N_Z(0, variance)``, (count,) int64.
-
-    *Exact* if the generator's bits are uniform: a comparison that float64 cannot decide
-    with certainty uses exact arithmetic.
-    """
+    """Returns independent samples of ``N_Z(0, variance)``, (count,) int64."""
+    # *Exact* if the generator's bits are uniform: a comparison that float64 cannot
+    # decide with certainty uses exact arithmetic.
     if not isinstance(variance, int):
         raise TypeError(f"variance must be a whole number, got {variance!r}")
     if not 1 <= variance <= LARGEST_VARIANCE:

@@ -41,21 +41,12 @@ _UNIT = 2.0**-24
 
 
 def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
-    """Returns a clipped contribution in whole grid steps, with l2-norm <= `GRID`.
-
-    Rounding to nearest may lengthen a vector by half the diagonal of a grid cell, and
-    the rounding error of the norm may leave it longer than the clip norm. The
-    contribution is shortened beforehand by both. So the bound holds without looking at
-    the whole numbers, provided that clipping saw exactly the numbers rounded here. See
-    docs/proofs.md.
-
-    Args:
-      contribution: pytree of float32 or float64, as returned by `clip_by_norm`.
-      l2_clip_norm: C in [1e-18, 1e18], the norm that it was clipped to.
-
-    Returns:
-      Pytree of int32.
-    """
+    """Returns a contribution clipped to this norm in grid steps: norm <= `GRID`."""
+    # Rounding to nearest may lengthen a vector by half the diagonal of a grid cell, and
+    # the rounding error of the norm may leave it longer than the clip norm. The
+    # contribution is shortened beforehand by both. So the bound holds without looking
+    # at the whole numbers, provided that clipping saw exactly the numbers rounded here.
+    # See docs/proofs.md.
     sizes = [leaf.size for leaf in jax.tree.leaves(contribution)]
     # In float32's range, because the clip norm is far from the range's ends.
     scale = steps_in_norm(*sizes) / l2_clip_norm
@@ -77,11 +68,6 @@ def sum_of_squares(leaves: Sequence[Array]) -> Array:
         half = len(sums) // 2
         sums = sums[:half] + sums[half:]
     return sums[0]
-
-
-def zero_sum(params: Any) -> Any:
-    """Returns zero sums: an int32 pytree with a leaf (2, ...) for each leaf (...)."""
-    return jax.tree.map(lambda leaf: np.zeros((2, *leaf.shape), np.int32), params)
 
 
 def halves(block_sum: Any) -> Any:

@@ -79,18 +79,10 @@ def checked_noise(noise_multiplier: Any, kind: str, longer: float = 1.0) -> floa
 def drawn_noise(
     kind: str, deviation: float, count: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns independent noise, (count,): float64, or int64 for "discrete".
-
-    Discrete noise hides whole numbers at least as well as Gaussian noise of this
-    standard deviation, for any feasible number of entries and steps: see
-    `covering_variance` and `log_ratio_bound`.
-
-    Args:
-      kind: "discrete" or "gaussian".
-      deviation: standard deviation >= 0, for discrete noise in grid steps; 0: no noise.
-      count: number of entries.
-      generator: used for this noise only.
-    """
+    """Returns independent noise, (count,): float64, or int64 grid steps if discrete."""
+    # Discrete noise hides whole numbers at least as well as Gaussian noise of this
+    # standard deviation, for any feasible number of entries and steps: see
+    # `covering_variance` and `log_ratio_bound`.
     if kind != DISCRETE:
         return deviation * generator.standard_normal(count)
     if not deviation:

@@ -273,7 +273,14 @@ class PrivateGradient:
         gradient = self.on_devices(gradient)
         if share is not None or rise is not None:
             gradient = Released(gradient, share, rise)
-        return gradient, _diagnostics(totals)
+        units = np.maximum(totals.units, 1.0)
+        return gradient, {
+            "num_units": totals.units,
+            "mean_loss": totals.loss / units,
+            "mean_norm": totals.norm / units,
+            "share_clipped": totals.clipped / units,
+            "num_not_finite": totals.not_finite,
+        }
 
     def _sum(self, params: Any, blocks: Sequence[Any], clip: np.ndarray) -> Totals:
         """Returns the sums over all blocks; on the host in the first process."""
@@ -411,7 +418,8 @@ def _summer(
 def _zero_totals(params: Any, is_discrete: bool) -> Totals:
     totals = _zeros_of(params, training_dtype(params), np)
     if is_discrete:
-        totals = totals._replace(gradient=discrete_noise.zero_sum(params))
+        halves = jax.tree.map(lambda x: np.zeros((2, *x.shape), np.int32), params)
+        totals = totals._replace(gradient=halves)
     return totals
 
 
@@ -433,14 +441,3 @@ def _check_blocks(blocks: Sequence[Any], num_devices: int) -> None:
                 f"rows of a block must be a positive multiple of the {num_devices} "
                 f"device(s), got {rows}"
             )
-
-
-def _diagnostics(totals: Totals) -> dict[str, Any]:
-    units = np.maximum(totals.units, 1.0)
-    return {
-        "num_units": totals.units,
-        "mean_loss": totals.loss / units,
-        "mean_norm": totals.norm / units,
-        "share_clipped": totals.clipped / units,
-        "num_not_finite": totals.not_finite,
-    }

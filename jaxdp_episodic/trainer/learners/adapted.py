@@ -150,11 +150,7 @@ def parameters_file(name: str, base: Path | None) -> Path:
 
 
 def begin_with(module: Any, file: Path) -> None:
-    """Loads a file's arrays into a built-in network; a head of another size stays.
-
-    Raises:
-      OSError, ValueError: a file that cannot be read, or of another network.
-    """
+    """Loads a file's arrays into a built-in network; a head of another size stays."""
     arrays = read_arrays(file, max_bytes=_MOST_BYTES)
     found = {name.removeprefix("model/"): array for name, array in arrays.items()}
     filled = []

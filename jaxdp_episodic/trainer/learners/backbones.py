@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp_episodic.files.onnx_file import OnnxNetwork, read_onnx, require_onnx
+from jaxdp_episodic.files.onnx_file import read_onnx, require_onnx
 from jaxdp_episodic.trainer.config.training_parts import (
     BGR,
     GREY,
@@ -30,16 +30,24 @@ _FATAL = 4  # log level of ONNX Runtime: prints nothing; errors are raised
 def network_features(
     config: FeaturesConfig, base: Path | None = None
 ) -> tuple[Callable[[np.ndarray], np.ndarray], str]:
-    """Returns features of images from a network in an ONNX file, and its SHA-256.
-
-    The network gets one image at a time, so that features *cannot* depend on other
-    images, whatever it contains. Each image runs in one CPU thread, and as many images
-    at once as there are cores; their number does not change the result. Another
-    processor or version of ONNX Runtime may change its last bits.
-    """
+    """Returns features of images from a network in an ONNX file, and its SHA-256."""
+    # The network gets one image at a time, so that features *cannot* depend on other
+    # images, whatever it contains. Each image runs in one CPU thread, and as many
+    # images at once as there are cores; their number does not change the result.
+    # Another processor or version of ONNX Runtime may change its last bits.
     path = (base or Path()) / str(config.path)
     network = read_onnx(path, config.output)
-    session = _session(network, path)
+    runtime = require_onnx("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.use_deterministic_compute = True
+    options.log_severity_level = _FATAL
+    try:
+        session = runtime.InferenceSession(
+            network.content, options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # its exception types are private
+        raise ValueError(f"{path} cannot be run: {_first_line(error)}") from None
     name, size = _checked_input(session.get_inputs(), config, path)
     prepared = jax.jit(lambda image: _prepared(image, config, size))
 
@@ -63,21 +71,6 @@ def network_features(
             return np.stack(list(pool.map(one, images)))
 
     return features, network.sha256
-
-
-def _session(network: OnnxNetwork, path: Path) -> Any:
-    """Returns the network's session: on the CPU, in the calling thread."""
-    runtime = require_onnx("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.use_deterministic_compute = True
-    options.log_severity_level = _FATAL
-    try:
-        return runtime.InferenceSession(
-            network.content, options, providers=["CPUExecutionProvider"]
-        )
-    except Exception as error:  # its exception types are private
-        raise ValueError(f"{path} cannot be run: {_first_line(error)}") from None
 
 
 def _checked_input(

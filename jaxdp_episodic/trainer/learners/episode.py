@@ -58,39 +58,28 @@ def make_blocks(
     num_shards: int = 1,
     share: tuple[int, int] = (0, 1),
 ) -> list[Block]:
-    """Returns the blocks of a draw: at least one, also for an empty draw.
-
-    Args:
-      draw: the draw.
-      table: the data.
-      block_size: rows per block, a multiple of ``num_shards``.
-      num_shards: devices that share a block. Each gets consecutive rows, and units are
-        assigned to them in turn.
-      share: (index, number) of a process; it gets the units whose index has this
-        remainder.
-    """
+    """Returns the blocks of a draw: at least one, also for an empty draw."""
+    # Each device that shares a block gets consecutive rows; units are assigned in turn.
+    # A process, (index, number), gets the units whose index has this remainder.
     mine = np.arange(len(draw.mask))[share[0] :: share[1]]
     number, blocks = len(mine), []
     for place in range(math.ceil(max(number, 1) / block_size)):
         taken = mine[place * block_size : (place + 1) * block_size]
         rows = np.full(block_size, -1)
         rows[: len(taken)] = taken
-        blocks.append(_block(draw, table, rows.reshape(-1, num_shards).T.ravel()))
+        rows = rows.reshape(-1, num_shards).T.ravel()
+        present = rows >= 0
+        if len(draw.mask):
+            if draw.holds_null is not None:
+                # Under zero_out the whole contribution is zero, not only null slots.
+                present &= ~draw.holds_null[rows]
+            examples = draw.examples[rows]  # row -1 is masked below
+            mask = draw.mask[rows] & _column(present, draw.mask.ndim)
+        else:
+            examples = np.zeros((block_size, *draw.mask.shape[1:]), np.int64)
+            mask = np.zeros(examples.shape, bool)
+        blocks.append(block_of(table, examples, mask, present))
     return blocks
-
-
-def _block(draw: Draw, table: ExampleTable, rows: np.ndarray) -> Block:
-    present = rows >= 0
-    if len(draw.mask):
-        if draw.holds_null is not None:
-            # Under zero_out the whole contribution is zero, not only the null's slots.
-            present &= ~draw.holds_null[rows]
-        examples = draw.examples[rows]  # row -1 is masked below
-        mask = draw.mask[rows] & _column(present, draw.mask.ndim)
-    else:
-        examples = np.zeros((len(rows), *draw.mask.shape[1:]), np.int64)
-        mask = np.zeros(examples.shape, bool)
-    return block_of(table, examples, mask, present)
 
 
 def block_of(
@@ -120,15 +109,7 @@ def zero_block(
     block_size: int,
     seen: int | None = None,
 ) -> Block:
-    """Returns a block of zeros with the shapes and types of a table's blocks.
-
-    Args:
-      table: the data; no example is read.
-      slot_shape: shape of a clip unit's slots.
-      block_size: rows per block.
-      seen: number of features after the projection of private statistics; None: the
-        table's own features.
-    """
+    """Returns a block of zeros like a table's, of ``seen`` features if projected."""
     features, shape = table.features, (block_size, *slot_shape)
     kind = features.code_dtype if isinstance(features, StoredFeatures) else None
     inputs = np.zeros((*shape, *features.shape[1:]), kind or features.dtype)
@@ -144,12 +125,10 @@ def code_of(table: ExampleTable) -> str | None:
 
 
 def decoded(block: Block, encoding: str | None) -> Block:
-    """Returns a block, or a row of one, with numbers instead of codes.
-
-    They are bit for bit those of a table in memory. They are looked up, because a
-    compiler may replace a division by 255 by a product. Their type is that of the mask,
-    which is the training type. Slots without an example hold zeros.
-    """
+    """Returns a block, or a row of one, with numbers instead of codes."""
+    # They are bit for bit those of a table in memory. They are looked up, because a
+    # compiler may replace a division by 255 by a product. Their type is that of the
+    # mask, which is the training type. Slots without an example hold zeros.
     if encoding is None:
         return block
     values = jnp.asarray(CODE_VALUES[encoding], block.slot_mask.dtype)
@@ -178,15 +157,14 @@ def prefetched(
 ) -> Generator[T, None, None]:
     """Yields ``make(*each)`` for each item of ``arguments``, made ahead in a thread.
 
-    The caller's thread iterates over the arguments. Exceptions of ``make`` are raised
-    when their item is due. A consumer that may stop early must close this generator,
-    which waits for at most the item in progress. If it were left to the garbage
-    collector, it might wait in a thread that holds a lock needed by that item.
-
-    The trainer makes draws and noise, and reads data, ahead in this way, before their
-    step is charged. That is safe: nothing leaves this process before the charge is on
-    disk, and unused items are discarded.
+    A consumer that may stop early must close this generator, which waits for at most
+    the item in progress. If it were left to the garbage collector, it might wait in a
+    thread that holds a lock needed by that item.
     """
+    # The caller's thread iterates over the arguments. The trainer makes draws and
+    # noise, and reads data, ahead in this way, before their step is charged. That is
+    # safe: nothing leaves this process before the charge is on disk, and unused items
+    # are discarded.
     with ThreadPoolExecutor(1, thread_name_prefix="draw") as pool:
         waiting: list[Future[T]] = []
         try:
@@ -291,20 +269,12 @@ def to_episode(unit: Block, *, shots: int, is_regression: bool) -> Episode:
 def contribution_loss(
     learner: Learner, slot_shape: tuple[int, ...], *, shots: int
 ) -> Callable[[Any, Block], Array]:
-    """Returns ``loss(params, unit)``, whose gradient is a clip unit's contribution.
-
-    The clip unit must contain at least one whole episode, because within an episode
-    every support example changes every term of the loss. If a part of an episode were
-    clipped, one example would change all parts (locality; docs/theory.md, "The setting
-    and its preconditions"). A clip unit of several episodes contributes the mean over
-    its own drawn episodes. (Dividing by the number of slots would be wrong: for Poisson
-    sampling it is the largest number of children of *any* unit, so one growing unit
-    would change all contributions.) For a learner that couples nothing (`Supervised`),
-    any unit may be clipped, even a single example.
-
-    Raises:
-      ValueError: a clip unit below an episode, or shots or ways that do not fit.
-    """
+    """Returns ``loss(params, unit)``, whose gradient is a clip unit's contribution."""
+    # The clip unit must contain at least one whole episode, because within an episode
+    # every support example changes every term of the loss. If a part of an episode were
+    # clipped, one example would change all parts (locality; docs/theory.md, "The
+    # setting and its preconditions"). For a learner that couples nothing
+    # (`Supervised`), any unit may be clipped, even a single example.
     if not getattr(learner, "couples_examples", True):
         if shots != 0:
             raise ValueError(
@@ -325,7 +295,12 @@ def contribution_loss(
             "shots must be less than the sampled examples (some must be queries), "
             f"got shots={shots} of {slot_shape[-1]}"
         )
-    _check_ways(learner, slot_shape)
+    ways = None if learner.is_regression else getattr(learner, "ways", None)
+    if ways is not None and ways != slot_shape[-2]:
+        raise ValueError(
+            "ways must be the number of classes in a sampled episode, "
+            f"{slot_shape[-2]}, got a {type(learner).__name__} with ways={ways}"
+        )
     return _episodic_loss(learner, slot_shape, axes, shots)
 
 
@@ -335,6 +310,9 @@ def _episodic_loss(
     learner: Learner, slot_shape: tuple[int, ...], axes: int, shots: int
 ) -> Callable[[Any, Block], Array]:
     """Returns the mean loss over the drawn episodes of a clip unit."""
+    # Dividing by the number of slots would be wrong: for Poisson sampling it is the
+    # largest number of children of *any* unit, so that one growing unit would change
+    # all contributions.
     around, within = slot_shape[:-axes], slot_shape[-axes:]
     number = math.prod(around)
 
@@ -361,16 +339,6 @@ def _episodic_loss(
         return total / jnp.maximum(jnp.sum(there.astype(total.dtype)), 1.0)
 
     return mean_loss
-
-
-def _check_ways(learner: Learner, slot_shape: tuple[int, ...]) -> None:
-    """Raises if episodes have another number of classes than the learner's ways."""
-    ways = None if learner.is_regression else getattr(learner, "ways", None)
-    if ways is not None and ways != slot_shape[-2]:
-        raise ValueError(
-            "ways must be the number of classes in a sampled episode, "
-            f"{slot_shape[-2]}, got a {type(learner).__name__} with ways={ways}"
-        )
 
 
 @functools.lru_cache(maxsize=8)

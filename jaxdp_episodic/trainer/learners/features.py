@@ -91,7 +91,7 @@ class FixedFeatures:
 
     @classmethod
     def wavelets(cls) -> FixedFeatures:
-        """Returns the wavelet features of images; see `wavelet_features`."""
+        """Returns the wavelet features of images; see `compiled_wavelets`."""
         return cls(_wavelets, WAVELETS)
 
     @classmethod
@@ -222,11 +222,9 @@ class FixedFeatures:
         return made
 
     def _check_rows_alone(self, rows: np.ndarray, made: np.ndarray) -> None:
-        """Raises if the rows of the function's result depend on other rows.
-
-        Such features would couple examples of different clip units, so clipping each
-        unit's contribution would not bound its influence.
-        """
+        """Raises if the rows of the function's result depend on other rows."""
+        # Such features would couple examples of different clip units, so clipping each
+        # unit's contribution would not bound its influence.
         half = len(rows) // 2 + 1
         alone = self._called(rows[:half])
         apart = np.abs(alone - made[:half]).max()
@@ -262,24 +260,24 @@ class FixedFeatures:
                     f"{folder} must be a cache of features, but has {min(others)!r}"
                 )
             (folder / MANIFEST).unlink(missing_ok=True)
-            self._write(folder / TRAIN / "features.npy", data)
+            parts, path = self._made(data.features), folder / TRAIN / "features.npy"
+            first = next(parts)
+            path.parent.mkdir(exist_ok=True)
+            path.unlink(missing_ok=True)  # readers of the old file keep it
+            shape, starts = (
+                (data.num_examples, first.shape[1]),
+                itertools.count(0, _BATCH),
+            )
+            placed = (
+                (np.arange(start, start + len(part)), part)
+                for start, part in zip(
+                    starts, itertools.chain([first], parts), strict=False
+                )
+            )
+            write_rows(path, first.dtype, shape, placed)
             write_manifest(folder, {TRAIN: (("example",), None)}, made_from=made_from)
             found = open_split(folder)
             return _opened(found.columns["features"], data)
-
-    def _write(self, path: Path, data: ExampleTable) -> None:
-        parts = self._made(data.features)
-        first = next(parts)
-        path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)  # readers of the old file keep it
-        places = itertools.count(0, _BATCH)
-        placed = (
-            (np.arange(start, start + len(part)), part)
-            for start, part in zip(
-                places, itertools.chain([first], parts), strict=False
-            )
-        )
-        write_rows(path, first.dtype, (data.num_examples, first.shape[1]), placed)
 
 
 def _opened(column: StoredColumn, data: ExampleTable) -> np.ndarray | StoredFeatures:
@@ -311,10 +309,7 @@ _NEIGHBOURHOOD = 0.7
 
 
 class Filters(NamedTuple):
-    """Separable filters: each is one matrix for rows and one for columns.
-
-    There are F filters of S scales. Images are (H, W); responses have 14 x 14 samples.
-    """
+    """Separable filters of images (H, W): F filters of S scales, 14 x 14 samples."""
 
     rows: np.ndarray  # (F, 14, H) complex64
     columns: np.ndarray  # (F, 14, W) complex64
@@ -328,12 +323,10 @@ class Filters(NamedTuple):
     image_coefficients: tuple[np.ndarray, np.ndarray]
 
 
-def wavelet_features(image_shape: tuple[int, ...]) -> Callable[[Array], Array]:
-    """Returns the function ``(n, *image_shape) -> (n, 425 * channels)`` of images.
-
-    It takes and returns float32; integers are read as 0 to 255. Rows have norm 1 (a row
-    of zeros stays zero).
-    """
+@functools.cache
+def compiled_wavelets(image_shape: tuple[int, ...]) -> Callable[[Array], Array]:
+    """Returns the function ``(n, *image_shape) -> (n, 425 * channels)`` of images."""
+    # It takes and returns float32; integers are read as 0 to 255.
     if len(image_shape) != 3 or min(image_shape[:2]) < LEAST_SIDE:
         raise ValueError(
             f"wavelets need images (height, width, channels) of at least {LEAST_SIDE} "
@@ -346,15 +339,11 @@ def wavelet_features(image_shape: tuple[int, ...]) -> Callable[[Array], Array]:
             images = images.astype(jnp.float32) / 255.0
         one_channel = functools.partial(_of_one_channel, filters=filters)
         parts = [one_channel(images[..., k]) for k in range(image_shape[2])]
-        return unit_rows(jnp.concatenate(parts, axis=1))
+        rows = jnp.concatenate(parts, axis=1)
+        norms = jnp.linalg.norm(rows, axis=1, keepdims=True)
+        return rows / jnp.maximum(norms, 1e-12)  # a row of zeros stays zero
 
-    return features
-
-
-def unit_rows(rows: Array) -> Array:
-    """Returns rows (n, D) scaled to norm 1; a row of zeros stays zero."""
-    norms = jnp.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / jnp.maximum(norms, 1e-12)
+    return jax.jit(features)
 
 
 def make_filters(height: int, width: int) -> Filters:
@@ -438,19 +427,10 @@ def _means(weights: np.ndarray) -> np.ndarray:
 
 
 def _spectrum(size: int) -> np.ndarray:
-    """Returns (5, size) float32: means around 7 cells, then their DCT-II.
-
-    Only the 5 lowest coefficients of the orthonormal transform are kept.
-    """
+    """Returns (5, size) float32: means around 7 cells, then their lowest DCT-II."""
     pooling = _means(_sampled(size, _CELLS, size / _CELLS / 2))
     middles = np.arange(_CELLS) + 0.5
     rows = np.cos(math.pi * middles * np.arange(_COEFFICIENTS)[:, None] / _CELLS)
     rows *= math.sqrt(2 / _CELLS)
     rows[0] /= math.sqrt(2)
     return (rows @ pooling).astype(np.float32)
-
-
-@functools.cache
-def compiled_wavelets(image_shape: tuple[int, ...]) -> Callable[[Array], Array]:
-    """Returns the compiled function of `wavelet_features`."""
-    return jax.jit(wavelet_features(image_shape))

@@ -9,6 +9,7 @@ couple nothing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,14 +110,20 @@ class ProtoNet:
         )
 
     def _loss(self, embedded: Episode) -> Array:
-        has_support = _support_count(embedded, self.ways) > 0
+        has_support = jnp.sum(self._support_weights(embedded), axis=0) > 0
         mask = jnp.where(has_support[embedded.query_targets], embedded.query_mask, 0.0)
         logits = self._logits(embedded)
         return _mean_loss(CROSS_ENTROPY, logits, embedded.query_targets, mask)
 
+    def _support_weights(self, embedded: Episode) -> Array:
+        """Returns (S, ways): 1 where a support example exists and is of the class."""
+        kind = embedded.support_inputs.dtype
+        of_class = jax.nn.one_hot(embedded.support_targets, self.ways, dtype=kind)
+        return of_class * embedded.support_mask[:, None]
+
     def _logits(self, embedded: Episode) -> Array:
-        weights = _support_weights(embedded, self.ways)
-        count = _support_count(embedded, self.ways)
+        weights = self._support_weights(embedded)
+        count = jnp.sum(weights, axis=0)
         sums = weights.T @ embedded.support_inputs
         if self.distance == COSINE:
             logits = embedded.query_inputs @ _unit(sums).T
@@ -239,10 +246,7 @@ class ANIL(MAML):
     def adapt(self, params: Any, episode: Episode) -> Any:
         """Returns the parameters with the head adapted by the inner steps."""
         path = self.head.split("/")
-
-        def whole(head: Any) -> Any:
-            return _replaced(params, path, head)
-
+        whole = functools.partial(_replaced, params, path)
         return whole(self._descend(_found(params, path), whole, episode))
 
 
@@ -272,16 +276,13 @@ class Supervised:
 
     def loss(self, params: Any, episode: Episode) -> Array:
         """Returns the mean loss of the queries; the support is ignored."""
-        outputs = self._answers(params, episode)
+        outputs = _outputs(self.task_loss, self.apply(params, episode.query_inputs))
         return _mean_loss(
             self.task_loss, outputs, episode.query_targets, episode.query_mask
         )
 
     def predict(self, params: Any, episode: Episode) -> Array:
         """Returns outputs for the queries: (Q, classes), or (Q,) values."""
-        return self._answers(params, episode)
-
-    def _answers(self, params: Any, episode: Episode) -> Array:
         return _outputs(self.task_loss, self.apply(params, episode.query_inputs))
 
 
@@ -363,17 +364,6 @@ def _unit(rows: Array) -> Array:
     return rows / jnp.sqrt(squares + _SHORT**2)
 
 
-def _support_weights(embedded: Episode, ways: int) -> Array:
-    """Returns (S, ways): 1 where a support example exists and is of the class."""
-    kind = embedded.support_inputs.dtype
-    of_class = jax.nn.one_hot(embedded.support_targets, ways, dtype=kind)
-    return of_class * embedded.support_mask[:, None]
-
-
-def _support_count(embedded: Episode, ways: int) -> Array:
-    return jnp.sum(_support_weights(embedded, ways), axis=0)
-
-
 def _outputs(task_loss: str, outputs: Array) -> Array:
     """Returns outputs as float32 or wider; values lose their last axis, of size 1."""
     outputs = at_least_float32(outputs)
@@ -409,11 +399,8 @@ def as_they_are(params: Any, inputs: Array) -> Array:
 
 
 def untrained(learner: Any, ways: int) -> Any:
-    """Returns a learner without parameters, as a baseline on the unchanged features.
-
-    Classes: nearest class mean, by the learner's distance if it has one. Values:
-    `Ridge`.
-    """
+    """Returns a learner without parameters, as a baseline on the unchanged features."""
+    # Classes: nearest class mean, by the learner's distance if it has one.
     if isinstance(learner, ProtoNet):
         return dataclasses.replace(learner, apply=as_they_are, resplits=False)
     if learner.is_regression:
@@ -424,14 +411,12 @@ def untrained(learner: Any, ways: int) -> Any:
 
 @dataclass(frozen=True)
 class Ridge:
-    """Ridge regression on the support of a single task.
+    """Ridge regression on the support of a single task."""
 
-    The penalty is the mean squared distance of the support's inputs from their mean. So
-    in a direction of average variance the slope shrinks as if there were one more
-    example at the mean, whatever the unit of the features. A support of one example
-    predicts its target.
-    """
-
+    # The penalty is the mean squared distance of the support's inputs from their mean.
+    # So in a direction of average variance the slope shrinks as if there were one more
+    # example at the mean, whatever the unit of the features. A support of one example
+    # predicts its target.
     is_regression: ClassVar[bool] = True
 
     def predict(self, params: Any, episode: Episode) -> Array:

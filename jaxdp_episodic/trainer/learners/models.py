@@ -78,12 +78,10 @@ class PatchConv(nnx.Module):
 
 
 def patches(images: Array, step: int) -> Array:
-    """Returns the 3 x 3 pixels around every ``step``-th pixel, padded with zeros.
-
-    Maps (n, height, width, channels) to (n, height', width', 9 channels). The images
-    are cut into blocks of ``step`` by ``step`` pixels, so that slices of blocks need no
-    strides, and gradients of slices no scatter.
-    """
+    """Returns the 3 x 3 pixels around every ``step``-th pixel, padded with zeros."""
+    # Maps (n, height, width, channels) to (n, height', width', 9 channels). The images
+    # are cut into blocks of ``step`` by ``step`` pixels, so that slices of blocks need
+    # no strides, and gradients of slices no scatter.
     number, *sides, channels = images.shape
     outputs = [-(-side // step) for side in sides]
     blocks = [output + 2 // step for output in outputs]
@@ -105,16 +103,14 @@ def patches(images: Array, step: int) -> Array:
 
 
 class GroupNorm(nnx.GroupNorm):
-    """Flax's GroupNorm for images, with few passes over pixels in second derivatives.
-
-    It first sums each channel's pixels in order, then the channels of a group.
-    """
+    """Flax's GroupNorm, with few passes over pixels in second derivatives."""
 
     def __call__(self, images: Array) -> Array:
         """Maps (n, height, width, channels) to the same shape."""
         scale, bias = self.scale, self.bias
         assert scale is not None and bias is not None
         flat = images.reshape(len(images), -1, images.shape[-1])
+        # First sums each channel's pixels in order, then the channels of a group.
         means = self._group_means(jnp.mean(flat, axis=1))
         # Subtracting any constant is valid. The centred means are 0, but have the
         # gradients of the means, so no gradient of a pixel needs the mean of others.
@@ -343,11 +339,10 @@ class LinenApply:
 
 
 class _Apply:
-    """A module as a function; equal for modules of the same architecture.
+    """A module as a function; equal for modules of the same architecture."""
 
-    So a repeated or resumed run with a new network uses the compiled functions of the
-    old one. A module that holds more than parameters is equal only to itself.
-    """
+    # So a repeated or resumed run with a new network uses the compiled functions of the
+    # old one. A module that holds more than parameters is equal only to itself.
 
     def __init__(self, graph: Any, state: Any, rest: Any, method: str) -> None:
         self._graph, self._rest, self._method = graph, rest, method
@@ -397,8 +392,10 @@ def refuse_shared_state(module: nnx.Module) -> None:
         stream), of which one sample would be used forever.
     """
     modules = dict(nnx.iter_modules(module))
-    still = {p for p, one in modules.items() if _is_true(one, "use_running_average")}
-    quiet = {p for p, one in modules.items() if _is_true(one, "deterministic")}
+    still, quiet = (
+        {path for path, one in modules.items() if getattr(one, name, None) is True}
+        for name in ("use_running_average", "deterministic")
+    )
     for path, variable in nnx.to_flat_state(nnx.state(module)):
         name = "/".join(map(str, path))
         if isinstance(variable, nnx.BatchStat) and path[:-1] not in still:
@@ -413,10 +410,6 @@ def refuse_shared_state(module: nnx.Module) -> None:
                 f"module must not use random numbers, got {name}: the same ones would "
                 "be used forever; leave out Dropout, or turn it off with module.eval()"
             )
-
-
-def _is_true(module: Any, name: str) -> bool:
-    return getattr(module, name, None) is True
 
 
 def _shared_values(module: Any) -> dict[str, Any]:
@@ -445,11 +438,8 @@ def built_module(
     *,
     embeds: bool = False,
 ) -> Any:
-    """Returns the NNX module for inputs of this shape (without a batch axis).
-
-    ``num_outputs`` counts logits or values; if the model ``embeds``, it is the size of
-    the learned part of the embedding.
-    """
+    """Returns the NNX module for inputs of this shape (without a batch axis)."""
+    # If the model embeds, outputs are the learned part of the embedding.
     rngs = nnx.Rngs(config.seed)
     if config.kind == LINEAR:
         skip = bool(config.skip) and embeds
@@ -467,11 +457,8 @@ def built_module(
 def apply_and_params(
     model: Any, input_shape: tuple[int, ...], *, seed: int = 0
 ) -> tuple[Callable[[Any, Array], Array], Any]:
-    """Returns a user's model as a pure function, and its initial parameters.
-
-    The model is a ``flax.nnx`` module; a ``flax.linen`` module, whose parameters are
-    made here from a public seed; or a pair ``(apply, params)`` of any framework.
-    """
+    """Returns a user's model as a pure function, and its initial parameters."""
+    # A linen module's parameters are made here, from a public seed.
     if isinstance(model, nnx.Module):
         return split_model(model)
     if isinstance(model, linen.Module):

@@ -90,12 +90,10 @@ def noise_corrected_adam(
         second = optax.tree.update_moment(updates, state.nu, b2, 2)
         dtype = training_dtype(second)
         variance = jnp.square(jnp.asarray(noise_deviation, dtype))
-
-        def change(m: Any, v: Any) -> Any:
-            return m / (jnp.sqrt(jnp.maximum(v - variance, least * variance)) + eps)
-
         changes = jax.tree.map(
-            change,
+            lambda m, v: (
+                m / (jnp.sqrt(jnp.maximum(v - variance, least * variance)) + eps)
+            ),
             optax.tree.bias_correction(first, b1, count),
             optax.tree.bias_correction(second, b2, count),
         )
@@ -153,10 +151,7 @@ def averaged(
 
 
 def average_of(params: Any, optimizer_state: Any) -> Any:
-    """Returns the average of the parameters kept by `averaged`, in their types.
-
-    Without an `averaged` optimizer, or before the first step, returns ``params``.
-    """
+    """Returns the average kept by `averaged`, if there is one, else ``params``."""
     if not isinstance(optimizer_state, Averaged) or not optimizer_state.weight > 0:
         return params
     weight = optimizer_state.weight

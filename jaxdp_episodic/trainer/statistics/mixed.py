@@ -237,10 +237,8 @@ def _products(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
 
 
 def _ridge(matrix: np.ndarray, towards: np.ndarray, edge: float) -> np.ndarray:
-    """Solves noised normal equations; ``edge`` is the noise's largest eigenvalue.
-
-    Negative eigenvalues come from noise and are set to 0; a part of ``edge`` is added.
-    """
+    """Solves noised normal equations; ``edge`` is the noise's largest eigenvalue."""
+    # Negative eigenvalues come from noise and are set to 0; a part of it is added.
     values, vectors = np.linalg.eigh(matrix)
     floor = _RIDGE * max(values.mean(), 0.0) + RIDGE_OF_NOISE * edge
     values = np.maximum(values, 0.0) + floor

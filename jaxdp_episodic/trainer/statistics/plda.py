@@ -103,14 +103,9 @@ def whole_rows(features: np.ndarray) -> np.ndarray:
 def second_moment(
     whole: np.ndarray, terms: Terms, whitening: Any, center: Any = None
 ) -> np.ndarray:
-    """Returns the sum of outer products of whitened rows of norm 1, (k, k) int64.
-
-    Args:
-      whole: (n, D) of `whole_rows`; or differences of two such, without a center.
-      terms: the contribution of each row.
-      whitening: (D, k).
-      center: (D,) vector to subtract.
-    """
+    """Returns the sum of outer products of whitened rows of norm 1, (k, k) int64."""
+    # ``whole`` are (n, D) of `whole_rows`; or differences of two such, without a
+    # center.
     white = whitened_rows(whole, whitening, center)
     if terms.groups is None:
         return outer_products(on_grid(white, STEPS**2 // terms.shares))
@@ -145,11 +140,9 @@ def whitened_rows(whole: np.ndarray, whitening: Any, center: Any = None) -> np.n
 def symmetric_noise(
     kind: str, deviation: float, number: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns (D, D) noise, independent in an orthonormal basis of symmetric matrices.
-
-    Each entry on the diagonal has this standard deviation. The others, each of which
-    occurs twice, have 1 / sqrt(2) of it. Arguments as in `drawn_noise`.
-    """
+    """Returns (D, D) noise, independent in a basis of symmetric matrices."""
+    # The basis is orthonormal: entries beside the diagonal occur twice, and have
+    # 1 / sqrt(2) of the deviation.
     diagonal = drawn_noise(kind, deviation, number, generator)
     num_below = number * (number - 1) // 2
     below = drawn_noise(kind, deviation / math.sqrt(2), num_below, generator)
@@ -171,12 +164,10 @@ def with_mean(state: Start, noised: np.ndarray) -> Start:
 def whitened(
     state: Start, moment: np.ndarray, noise: float, ridge: float = RIDGE_OF_NOISE
 ) -> Start:
-    """Returns the state with one more stage, which shrinks variance within classes.
-
-    Negative eigenvalues come from noise and are set to 0. Then a multiple (``ridge``)
-    of the largest eigenvalue of pure noise (the edge of Wigner's semicircle) is added
-    to all, so that noise stretches no direction.
-    """
+    """Returns the state with one more stage, which shrinks variance within classes."""
+    # Negative eigenvalues come from noise and are set to 0. Then a multiple (``ridge``)
+    # of the largest eigenvalue of pure noise (the edge of Wigner's semicircle) is added
+    # to all, so that noise stretches no direction.
     number = len(moment)
     values, vectors = np.linalg.eigh(moment)
     ridge *= noise_edge(number, noise)
@@ -195,15 +186,13 @@ def whitened(
 def weighed_projection(
     state: Start, moment: np.ndarray, noise: float, dimensions: int, classes: float
 ) -> Start:
-    """Returns the state with the directions of most variance between classes.
-
-    Directions are weighted by Wiener's formula. After whitening, unit-norm rows have
-    variance of about 1/D within classes in each direction; this and the noise are
-    subtracted from each eigenvalue. New classes may differ in directions in which the
-    training classes do not, or in which the noise hides it. So weights are shrunk
-    towards equal ones, depending on the public number of classes and the known noise.
-    Without any signal they are equal, and only the whitening remains.
-    """
+    """Returns the state with the directions of most variance between classes."""
+    # Directions are weighted by Wiener's formula. After whitening, unit-norm rows have
+    # variance of about 1/D within classes in each direction; this and the noise are
+    # subtracted from each eigenvalue. New classes may differ in directions in which the
+    # training classes do not, or in which the noise hides it. So weights are shrunk
+    # towards equal ones, depending on the public number of classes and the known noise.
+    # Without any signal they are equal, and only the whitening remains.
     number = len(moment)
     count = max(float(np.trace(moment)), 1.0)  # number of rows, as each has trace 1
     values, vectors = np.linalg.eigh(moment / count)
@@ -219,24 +208,15 @@ def weighed_projection(
 def class_projection(
     state: Start, sums: np.ndarray, noise: float, dimensions: int, shots: int
 ) -> Start:
-    """Returns the state with the directions in which new classes probably differ.
-
-    After whitening the variance within classes is about 1/D in each direction. The
-    variance of a new class's mean, along the directions spanned by other classes' means
-    and orthogonal to them, is estimated by leaving out one class at a time (at most 64
-    classes). The known variance of the noise, and that of a mean over the class's
-    examples, is subtracted. A direction's weight is its weight in the likelihood ratio
-    of Gaussians, for the product of a new example and a class's support mean (Ioffe
-    2006). Without any signal weights are equal, and only the whitening remains.
-
-    Args:
-      state: state after the earlier statistics.
-      sums: (K, D) noised sums of the classes' whitened rows. If classes have unequal
-        sizes, larger ones, which are more certain, count more.
-      noise: standard deviation of each entry.
-      dimensions: most directions to keep.
-      shots: support examples of a new class.
-    """
+    """Returns the state with the directions in which new classes probably differ."""
+    # After whitening the variance within classes is about 1/D in each direction. The
+    # variance of a new class's mean, along the directions spanned by other classes'
+    # means and orthogonal to them, is estimated by leaving out one class at a time. The
+    # known variance of the noise, and that of a mean over the class's examples, is
+    # subtracted. A direction's weight is its weight in the likelihood ratio of
+    # Gaussians, for the product of a new example and a class's support mean (Ioffe
+    # 2006). Without any signal weights are equal, and only the whitening remains. If
+    # classes have unequal sizes, larger ones, which are more certain, count more.
     classes, number = sums.shape
     size = max(float(state.count), 1.0) / classes
     within = 1 / number
@@ -257,15 +237,12 @@ def class_projection(
 
 
 def _spread_of_new(means: np.ndarray, error: float) -> tuple[float, float]:
-    """Estimates how a new class's mean varies relative to the others' means (K, D).
+    """Estimates a new class's variance among the other means (K, D), and beside them.
 
-    Both estimates are moved by one standard error (over classes) towards directions
-    that were not seen. So with few classes or much noise, directions keep their weight.
-
-    Returns:
-      Its variance along the directions that the others span, divided by theirs, in
-      [0, 1]; and its variance in each direction orthogonal to these.
+    The former is divided by theirs, and in [0, 1].
     """
+    # Both are moved by one standard error (over classes) towards directions that were
+    # not seen. So with few classes or much noise, directions keep their weight.
     classes, number = means.shape
     means = np.linalg.qr(means.T)[1].T  # (K, K): same distances, fewer columns
     kept = np.linspace(0, classes - 1, min(classes, _MOST_LEFT_OUT)).astype(int)

@@ -19,7 +19,6 @@ Reference: Ioffe (2006), doi:10.1007/11744085_41 (PLDA); Dwork, Talwar, Thakurta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -291,8 +290,17 @@ class PrivateStatistics:
     def _total(self, kind: str, state: Any, terms: Terms) -> np.ndarray:
         """Returns a statistic's sum over its terms, int64."""
         total: Any = 0
-        for here in _chunks(terms):
+        number, start = len(terms.shares), 0
+        ends = np.arange(0)
+        if terms.groups is not None:
+            ends = np.flatnonzero(np.diff(terms.groups)) + 1
+        while start < number or not start:
+            stop = start + _ROWS
+            if terms.groups is not None:  # a group is never split
+                stop = int(np.append(ends[ends >= stop][:1], number)[0])
+            here = slice(start, min(stop, number))
             total = total + self._summed(kind, state, _part(terms, here), here)
+            start = max(stop, 1)
         if kind == MEAN:
             total = np.append(total, self._units.number * COUNTED)
         return total
@@ -365,20 +373,6 @@ class PrivateStatistics:
             return features if kind == MEAN else whole_rows(features)
         assert targets is not None
         return np.concatenate([features, targets[which, None]], axis=1)
-
-
-def _chunks(terms: Terms) -> Iterator[slice]:
-    """Yields slices of some thousand terms; a group is never split."""
-    number, start = len(terms.shares), 0
-    ends = np.arange(0)
-    if terms.groups is not None:
-        ends = np.flatnonzero(np.diff(terms.groups)) + 1
-    while start < number or not start:
-        stop = start + _ROWS
-        if terms.groups is not None:
-            stop = int(np.append(ends[ends >= stop][:1], number)[0])
-        yield slice(start, min(stop, number))
-        start = max(stop, 1)
 
 
 def _part(terms: Terms, here: slice) -> Terms:

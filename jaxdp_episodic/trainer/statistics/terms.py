@@ -20,43 +20,31 @@ FEWEST_CLASSES = 3
 
 
 class Terms(NamedTuple):
-    """The terms of one sum.
+    """The terms of one sum."""
 
-    Attributes:
-      rows: the examples of each term: () means all, in order; otherwise (n,) indices,
-        or two such arrays if terms are pairs.
-      shares: (n,) whole numbers >= 1 that divide each term's contribution.
-      groups: (n,) codes of contributions, whose terms are consecutive. The outer
-        products of a group are then scaled together to the largest allowed norm, and
-        ``shares`` are not used. None: ``shares`` determine all norms.
-    """
-
+    # The examples of each term: () means all, in order; otherwise (n,) indices, or two
+    # such arrays if terms are pairs.
     rows: tuple[np.ndarray, ...]
-    shares: np.ndarray
+    shares: np.ndarray  # (n,) whole numbers >= 1 that divide each term's contribution
+    # (n,) codes of contributions, whose terms are consecutive. The outer products of a
+    # group are then scaled together to the largest allowed norm, and ``shares`` are not
+    # used. None: ``shares`` determine all norms.
     groups: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Contributors:
-    """The protected units of a table; create with `of`.
+    """The protected units of a table; create with `of`."""
 
-    Attributes:
-      sizes: (C,) number of examples of each class.
-      by_class: whether a contribution belongs to a class; otherwise to an example, or
-        a person.
-      person: (R,) code 0 .. P - 1 of each example's owner, if people are protected.
-      couples: whether people are paired, instead of examples within a class.
-      slots: public number of things to pair, under zero_out: of people, or of each
-        class's examples.
-      most: public bound on a person's number of examples, if pairs need one.
-    """
-
-    sizes: np.ndarray
-    by_class: bool
+    sizes: np.ndarray  # (C,) number of examples of each class
+    by_class: bool  # contributions belong to classes; else to examples or people
+    # (R,) code 0 .. P - 1 of each example's owner, if people are protected
     person: np.ndarray | None = None
-    couples: bool = False
+    couples: bool = False  # people are paired, instead of examples within a class
+    # Public number of things to pair, under zero_out: of people, or of each class's
+    # examples.
     slots: int | None = None
-    most: int | None = None
+    most: int | None = None  # public bound on a person's examples, if pairs need one
 
     @classmethod
     def of(
@@ -95,7 +83,18 @@ class Contributors:
             slots = _bound(population, slots, largest, "examples in a class")
         if neighboring_relation == "add_remove" and person is not None and not couples:
             largest = int(np.bincount(person).max(initial=0))
-            bound = _total_bound(people, len(data.level_names))
+            given = {} if people is None else people.numbers
+            needed = BOUNDS[: len(data.level_names)]
+            if len(data.level_names) > len(BOUNDS) or not set(needed) <= set(given):
+                raise ValueError(
+                    f"people must bound the {' and '.join(needed)} of a person, got "
+                    f"{people!r}"
+                )
+            # Of all classes together.
+            bound = math.prod(
+                _validation.whole_number(f"people.{name}", given[name])
+                for name in needed
+            )
             most = _bound("people", bound, largest, "examples of a person")
         return cls(sizes, by_class, person, couples, slots, most)
 
@@ -158,18 +157,6 @@ def check_classes(data: ExampleTable, number: int, relation: str) -> None:
         )
 
 
-def _total_bound(people: PersonBounds | None, levels: int) -> int:
-    """Returns the public bound on a person's examples over all classes."""
-    given, needed = {} if people is None else people.numbers, BOUNDS[:levels]
-    if levels > len(BOUNDS) or not set(needed) <= set(given):
-        raise ValueError(
-            f"people must bound the {' and '.join(needed)} of a person, got {people!r}"
-        )
-    return math.prod(
-        _validation.whole_number(f"people.{name}", given[name]) for name in needed
-    )
-
-
 def _bound(name: str, given: int | None, number: int, what: str) -> int:
     """Returns a public number, or raises if the data exceed it."""
     if given is None or _validation.whole_number(name, given) < number:
@@ -183,12 +170,10 @@ def _bound(name: str, given: int | None, number: int, what: str) -> int:
 def _pairs_in_classes(
     sizes: np.ndarray, slots: int | None, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows of both examples of each pair, class by class.
-
-    The examples of a class are put into random order and paired: first with second,
-    third with fourth, and so on. With ``slots``, all slots are paired, and a pair with
-    an empty slot is dropped.
-    """
+    """Returns the rows of both examples of each pair, class by class."""
+    # The examples of a class are put into random order and paired: first with second,
+    # third with fourth, and so on. With slots, all slots are paired, and a pair with an
+    # empty slot is dropped.
     number = sizes if slots is None else np.full(len(sizes), slots)
     owner = np.repeat(np.arange(len(sizes)), number)  # slots of a class are consecutive
     begins = (np.cumsum(number) - number)[owner]
@@ -209,12 +194,10 @@ def _pairs_of_couples(
     slots: int | None,
     generator: np.random.Generator,
 ) -> Terms:
-    """Returns pairs of one example each of two people; a couple forms one group.
-
-    People (with ``slots``, all slots of people) are put into random order and paired:
-    first with second, and so on. In each class that both of a couple have, the first
-    example of one is paired with the first of the other, and so on.
-    """
+    """Returns pairs of one example each of two people; a couple forms one group."""
+    # People (with slots, all slots of people) are put into random order and paired:
+    # first with second, and so on. In each class that both of a couple have, the first
+    # example of one is paired with the first of the other, and so on.
     number = int(person.max(initial=-1)) + 1 if slots is None else slots
     place = generator.permutation(number)[person]
     kept = np.flatnonzero(
@@ -287,13 +270,10 @@ def squares(whole: np.ndarray) -> np.ndarray:
 
 
 def on_grid(rows: np.ndarray, most: int | np.ndarray) -> np.ndarray:
-    """Returns rows of norm <= 1 as whole numbers, float64, with bounded squares.
-
-    ``most`` <= ``STEPS**2`` bounds the sum of a row's squares; or (n,), one per row. A
-    row of norm 1 becomes about its square root long. Rounding may lengthen a row by
-    half the diagonal of a grid cell, so the row is shortened by as much beforehand. A
-    row that is still too long becomes zero.
-    """
+    """Returns rows of norm <= 1 as whole numbers, float64, of at most these squares."""
+    # A row of norm 1 becomes about as long as the root of its bound, <= ``STEPS**2``.
+    # Rounding may lengthen a row by half the diagonal of a grid cell, so the row is
+    # shortened by as much beforehand. A row that is still too long becomes zero.
     length = np.sqrt(most) - 0.51 * math.sqrt(rows.shape[1])
     whole = rows * np.maximum(length, 0.0).reshape(-1, 1)
     np.rint(whole, out=whole)
@@ -302,13 +282,11 @@ def on_grid(rows: np.ndarray, most: int | np.ndarray) -> np.ndarray:
 
 
 def as_one(rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Returns rows of norm <= 1 as whole numbers, each group as long as allowed.
-
-    The sum of a group's outer products has Frobenius norm at most ``STEPS**2``, and
-    close to it unless all its rows are zero. The norm is checked exactly; if rounding
-    made a group too long, its rows are divided by the square root of their number.
-    ``rows`` are (n, D), finite, D at most 2^12; equal ``groups`` (n,) are consecutive.
-    """
+    """Returns rows of norm <= 1 as whole numbers, each group as long as allowed."""
+    # The sum of a group's outer products has Frobenius norm at most ``STEPS**2``, and
+    # close to it unless all its rows are zero. The norm is checked exactly; if rounding
+    # made a group too long, its rows are divided by the square root of their number.
+    # Rows are (n, D), finite, D at most 2^12; those of a group are consecutive.
     whole = on_grid(rows, STEPS**2)  # correct for groups of one row
     begins = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]][: len(rows)])
     ends = np.append(begins[1:], len(rows))[: len(begins)]

@@ -22,7 +22,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 from jaxdp_episodic.accountant.numerics.power_excess import (
     log_expm1,
-    scaled_power_excess,
     scaled_power_excess_derivatives,
 )
 from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels, lay_panels
@@ -226,6 +225,7 @@ def log_integral(
     """
     xp = namespace(peaks, floor, t)
     direction, quadrature, with_derivatives = rule
+    parts = 3 if with_derivatives else 1
     y, b = log_parts(xp.maximum(peaks, floor))
     exponents = [b + (1 + t) * y] * (direction != "backward")
     exponents += [b - t * y] * (direction != "forward")
@@ -236,15 +236,12 @@ def log_integral(
 
     def integrand(x: Array) -> tuple[Array, ...]:
         y, b = log_parts(x)
+        # `scaled_power_excess` rounds less, but compiles and runs longer.
+        found = scaled_power_excess_derivatives(y, b - scale, t, direction)[:parts]
         several = tuple(range(y.ndim - x.ndim))
-        if with_derivatives:
-            found = scaled_power_excess_derivatives(y, b - scale, t, direction)
-        else:
-            found = (scaled_power_excess(y, b - scale, t, direction),)
         return tuple(xp.sum(a, axis=several) for a in found) if several else found
 
     if isinstance(windows, HalfLine):
-        parts = 3 if with_derivatives else 1
         total, *derivatives = windows.integrate(integrand, parts)
     else:
         lefts, rights = lay_panels(*windows, floor, num_panels=quadrature.num_panels)

@@ -133,10 +133,9 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         parts = _sum_terms(add_terms, last, start, s)
         # Sums are kept with their scale: logarithms of partial sums would be rounded.
         sums = [peak + xp.log(xp.maximum(total, SMALLEST)) for peak, total in parts]
-        forward = scaled((sums[0], sums[1]), outer, eta, s)
-        if self.is_symmetric:
-            return forward, forward
-        return forward, scaled((sums[2], sums[3]), outer, eta, s)
+        pairs = zip(sums[::2], sums[1::2], strict=True)
+        found = [scaled(pair, outer, eta, s) for pair in pairs]
+        return found[0], found[-1]
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`: the mean over J, as moments are linear in the profile."""
@@ -179,14 +178,12 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         def largest(values: np.ndarray) -> np.ndarray:
             return np.maximum.reduceat(values, start)[index]
 
-        found = [np.full(index.size, v) for v in (-np.inf, 0.0, 0.0)]
-        found = found[: 3 if rule.with_derivatives else 1]
+        found = np.zeros((1 + 2 * rule.with_derivatives, index.size))
+        found[0] = -np.inf
 
         def evaluate(used: np.ndarray) -> None:
             one = self._one(any_rate[used], shift[used])
-            values = one.log_excess(t[index[used]], rule)
-            for part, value in zip(found, values, strict=True):
-                part[used] = value
+            found[:, used] = one.log_excess(t[index[used]], rule)
             found[0][used] += log_weight[used]
 
         is_search = rule.quadrature.nodes_per_panel < _NODES_OF_ANSWER
@@ -201,11 +198,9 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
             found[0] = np.where(used | missed, found[0], upper)
         peak = np.maximum.reduceat(found[0], start)
         finite = np.where(np.isfinite(peak), peak, 0.0)
-        share = np.exp(found[0] - finite[index])
-        total, *sums = (
-            np.add.reduceat(np.where(share > 0, share * part, 0.0), start)
-            for part in (np.ones(index.size), *found[1:])
-        )
+        share, found[0] = np.exp(found[0] - finite[index]), 1.0
+        found = np.where(share > 0, share * found, 0.0)
+        total, *sums = np.add.reduceat(found, start, axis=1)
         return np.log(total) + finite, *(part / total for part in sums)
 
     def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
@@ -345,10 +340,9 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
 
 def _log_weight(episodes: Array, k: Array, rate: Array) -> tuple[Array, Array]:
     """Returns ``log(P(J = k) / P(J >= 1))`` for a binomial J, and P(J >= 1)."""
-    xp = namespace(episodes, k, rate)
+    xp, rest = namespace(episodes, k, rate), episodes - k
     log_absent = xp.log1p(-rate)  # -inf at rate 1
     any_rate = -xp.expm1(episodes * log_absent)
-    rest = episodes - k
     log_weight = log_binomial(episodes, k) + k * xp.log(rate)
     log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
     return log_weight, any_rate

@@ -34,6 +34,13 @@ class Answer(NamedTuple):
     is_certified: np.ndarray  # whether the value is an upper bound, not exact
 
 
+class Interval(NamedTuple):
+    """Certified ends of epsilon or of log(delta)."""
+
+    lower: float
+    upper: float
+
+
 @dataclass(frozen=True)
 class _TargetQuestion:
     """Base of `EpsilonAt` and `DeltaAt`; (n,) targets."""

@@ -19,8 +19,7 @@ from jaxdp_episodic.accountant._engine import (
 )
 from jaxdp_episodic.accountant.describe.menu import Menu, RuleBook, check_kind
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
-from jaxdp_episodic.accountant.methods.adaptive.problem import Ends
-from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Interval
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.strategies import (
     Game,
@@ -317,7 +316,7 @@ class AdaptiveRun(Menu):
         if (odometer := self.odometer) is None:
             raise ValueError("odometer must be given when the run is created, got None")
 
-        def solved() -> Ends:
+        def solved() -> Interval:
             return as_deltas(odometer_ends(self, odometer))
 
         found = self._kept("odometer", solved)
@@ -377,25 +376,25 @@ class AdaptiveRun(Menu):
         """Returns one run for each setting, in the order of the flattened array."""
         return self._kept("settings", self._apart)
 
-    def _ends(self, kind: str, target: float, width: float | None) -> Ends:
+    def _ends(self, kind: str, target: float, width: float | None) -> Interval:
         """Certified ends of epsilon or delta of one setting that is a game."""
         part = self._kept("part", lambda: part_of(self))
         if kind == "epsilon" and target >= 1:
-            return Ends(0.0, 0.0)
+            return Interval(0.0, 0.0)
         if kind == "delta" and math.isinf(target):
-            return Ends(0.0, lost_at_once(part))
+            return Interval(0.0, lost_at_once(part))
         most = self._kept("most lost", lambda: largest_loss(part))
         if kind == "epsilon" and target == 0:
-            return Ends(0.0, most)
+            return Interval(0.0, most)
         if kind == "delta" and target >= most:
-            return Ends(0.0, 0.0)
+            return Interval(0.0, 0.0)
 
-        def solved() -> Ends:
+        def solved() -> Interval:
             if kind == "delta":
                 return as_deltas(ends(DeltaAt(np.asarray(target)), part))
             question = EpsilonAt(np.asarray(math.log(target)))
             found = ends(question, part, width=width)
-            return Ends(found.lower, min(found.upper, most))
+            return Interval(found.lower, min(found.upper, most))
 
         return self._kept((kind, target, width), solved)
 

@@ -149,7 +149,14 @@ def gdp_price(
             )
         same = step.composition()
         if same is None:
-            return _price(_mu_of_worst(step, lost), lost)
+
+            def mu_of_path(problem: Problem) -> float:
+                profiles = profiles_above(problem, lost)
+                every = [_mu_of(lost, *one) for one in profiles or ()]
+                return max(every, default=math.inf)
+
+            # Certified for every strategy.
+            return _price(float(least_of_theorems(part_of(step), mu_of_path)), lost)
         step = same
     runs, shape = checked_runs(step, num_steps)
     if shape:
@@ -159,18 +166,6 @@ def gdp_price(
         return GdpPrice(known, 0.0)
     epsilons, deltas, _ = upper_curve(step, num_steps, method, lost)
     return price_of_curve(epsilons[:, 0], deltas[:, 0], floor=lost)
-
-
-def _mu_of_worst(run: AdaptiveRun, floor: float) -> float:
-    """A mu that is certified for every strategy; inf if there is none."""
-
-    def of_path(problem: Problem) -> float:
-        profiles = profiles_above(problem, floor)
-        if profiles is None:
-            return math.inf
-        return max(_mu_of(floor, *one) for one in profiles)
-
-    return float(least_of_theorems(part_of(run), of_path))
 
 
 def price_of_curve(epsilons: np.ndarray, deltas: np.ndarray, *, floor: Any) -> GdpPrice:

@@ -374,39 +374,35 @@ def _moved_runs(
     for i, name in fields:
         if name == NUM_STEPS:
             counts[i] = counts[i] + displacement
-        elif name == NOISE:
+            continue
+        if name == NOISE:
             noise = np.asarray(parts[i].noise_multiplier, np.float64) + displacement
             parts[i] = dataclasses.replace(parts[i], noise_multiplier=noise)
-        else:
-            parts[i] = _with_rate(parts[i], _schemes(parts[i])[name], displacement)
+            continue
+        scheme = _schemes(parts[i])[name]
+        if isinstance(scheme, Poisson):
+            rate = np.asarray(scheme.sampling_probability, np.float64) + displacement
+            scheme = dataclasses.replace(scheme, sampling_probability=rate)
+            sampling = parts[i].design.with_scheme(scheme)
+            parts[i] = dataclasses.replace(parts[i], sampling=sampling)
+            continue
+        # A size must be a whole number: displace its rate.
+        step = in_one_place(parts[i])
+        if step.privacy_unit in OWNED:
+            raise NotImplementedError(
+                f"{_NAME} does not cover '{scheme.name}.size' with "
+                f"privacy_unit={str(parts[i].privacy_unit)!r}"
+            )
+        draw, group = _drawn(step, scheme)
+        levels, position = step.path_rates, step.level_names_used.index(scheme.name)
+        rates = list(levels.rates)
+        # A size above the population has no effect.
+        change = displacement[..., None] * np.where(draw > group, 0.0, 1.0 / group)
+        rates[position] = np.minimum(rates[position] + change, 1.0)
+        parts[i] = copy.copy(step)
+        # Replaces the cached property of the copy.
+        vars(parts[i])["path_rates"] = dataclasses.replace(levels, rates=tuple(rates))
     return runs_of_parts(parts, counts)
-
-
-def _with_rate(
-    part: GaussianStep, scheme: Scheme, displacement: np.ndarray
-) -> GaussianStep:
-    """The step with the rate of one level displaced by real numbers."""
-    if isinstance(scheme, Poisson):
-        rate = np.asarray(scheme.sampling_probability, np.float64) + displacement
-        scheme = dataclasses.replace(scheme, sampling_probability=rate)
-        return dataclasses.replace(part, sampling=part.design.with_scheme(scheme))
-    # A size must be a whole number: displace its rate.
-    step = in_one_place(part)
-    if step.privacy_unit in OWNED:
-        raise NotImplementedError(
-            f"{_NAME} does not cover '{scheme.name}.size' with "
-            f"privacy_unit={str(part.privacy_unit)!r}"
-        )
-    draw, group = _drawn(step, scheme)
-    levels, position = step.path_rates, step.level_names_used.index(scheme.name)
-    rates = list(levels.rates)
-    # A size above the population has no effect.
-    slope = np.where(draw > group, 0.0, 1.0 / group)
-    rates[position] = np.minimum(rates[position] + displacement[..., None] * slope, 1.0)
-    other = copy.copy(step)
-    # Replaces the cached property of the copy.
-    vars(other)["path_rates"] = dataclasses.replace(levels, rates=tuple(rates))
-    return other
 
 
 def _drawn(step: GaussianStep, scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:

@@ -24,12 +24,11 @@ from jaxdp_episodic.accountant.methods.adaptive.method import (
     solver_of,
 )
 from jaxdp_episodic.accountant.methods.adaptive.problem import (
-    Ends,
     Graph,
     Problem,
     explored,
 )
-from jaxdp_episodic.accountant.methods.run import DeltaAt, Question, Run
+from jaxdp_episodic.accountant.methods.run import DeltaAt, Interval, Question, Run
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.questions.worst_path import rounded_up, undominated_paths
@@ -230,10 +229,10 @@ def all_runs(step: Any) -> tuple[Run, ...]:
     return runs_of(step, np.asarray(1))
 
 
-def ends(question: Question, game: Game, *, width: float | None = None) -> Ends:
+def ends(question: Question, game: Game, *, width: float | None = None) -> Interval:
     """Returns certified ends of epsilon or log(delta), the largest over paths."""
 
-    def of_path(problem: Problem, at_least: float) -> Ends:
+    def of_path(problem: Problem, at_least: float) -> Interval:
         return Solver(question, problem).answer(width, at_least=at_least)
 
     found = _ends_by_theorem(game, of_path, question)
@@ -254,9 +253,9 @@ def ends(question: Question, game: Game, *, width: float | None = None) -> Ends:
 
 def _ends_by_theorem(
     game: Game,
-    of_path: Callable[[Problem, float], Ends],
+    of_path: Callable[[Problem, float], Interval],
     question: Question | None = None,
-) -> Ends:
+) -> Interval:
     """The smallest ends over theorems, each on its worst path."""
     found = []
     for above, below in problems_by_theorem(game):
@@ -269,8 +268,8 @@ def _ends_by_theorem(
             lower = lower if below else max(lower, each.lower)
         for problem in below:
             lower = max(lower, of_path(problem, -math.inf).lower)
-        found.append(Ends(min(lower, upper), upper))
-    return Ends(*map(min, zip(*found, strict=True)))
+        found.append(Interval(min(lower, upper), upper))
+    return Interval(*map(min, zip(*found, strict=True)))
 
 
 def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Problem]]]:
@@ -289,7 +288,15 @@ def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Proble
         if joint.num_paths > _MOST_PATHS:
             above, group, _ = rounded_up(joint, _MOST_PATHS)
             members = np.unique(group, return_index=True)[1].tolist()
-        of_path = functools.partial(_path, game.graph, runs)
+
+        def of_path(joint: Run, path: int, runs: Any = runs) -> Problem:
+            one, options, at = joint.take_paths(np.array([path])), [], 0
+            for run in runs:
+                end = at + len(run.losses)
+                options.append(Run(one.losses[at:end], one.counts[at:end]))
+                at = end
+            return Problem.of(game.graph, options)
+
         yield (
             [of_path(above, i) for i in range(above.num_paths)],
             [of_path(joint, i) for i in members],
@@ -303,17 +310,6 @@ def _runs_by_theorem(game: Game) -> Iterator[tuple[Run, ...]]:
         yield tuple(some[min(theorem, len(some) - 1)] for some in each)
 
 
-def _path(graph: Graph, runs: Sequence[Run], joint: Run, index: int) -> Problem:
-    """The problem of one path of a joint run."""
-    one = joint.take_paths(np.array([index]))
-    options, at = [], 0
-    for run in runs:
-        end = at + len(run.losses)
-        options.append(Run(one.losses[at:end], one.counts[at:end]))
-        at = end
-    return Problem.of(graph, options)
-
-
 def least_of_theorems(game: Game, of_path: Callable[[Problem], Any]) -> Any:
     """Returns the smallest over theorems of the largest over paths."""
     return functools.reduce(
@@ -325,10 +321,10 @@ def least_of_theorems(game: Game, of_path: Callable[[Problem], Any]) -> Any:
     )
 
 
-def as_deltas(found: Ends) -> Ends:
+def as_deltas(found: Interval) -> Interval:
     """Returns the ends of delta from those of its logarithm."""
     lower, upper = map(np.asarray, found)
-    return Ends(
+    return Interval(
         float(api.delta_of(lower, up=False)), float(api.delta_of(upper, up=True))
     )
 
@@ -355,11 +351,11 @@ def lost_at_once(game: Game) -> float:
     return min(most * (1 + 1e-12), 1.0)
 
 
-def odometer_ends(menu: Menu, odometer: Sequence[float]) -> Ends:
+def odometer_ends(menu: Menu, odometer: Sequence[float]) -> Interval:
     """Returns certified ends of log(delta) with which an odometer holds."""
     game = game_of(menu)
     if not game.steps:
-        return Ends(-math.inf, -math.inf)
+        return Interval(-math.inf, -math.inf)
     return _ends_by_theorem(game, lambda problem, _: odometer_delta(problem, odometer))
 
 

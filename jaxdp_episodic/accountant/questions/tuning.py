@@ -151,10 +151,25 @@ def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:
     grid = order_grid(orders)
     curve = _curve(rdp, grid)
     _validation.broadcast_shape(trials=trials, rdp=curve[..., 0])
+    mean, t = trials.mean[..., None], grid - 1
     if isinstance(trials, PoissonTrials):
-        tuned = _poisson(trials.mean[..., None], grid, curve)
+        # Papernot and Steinke (2022), Theorem 6, plus the event of no run. Delta at
+        # each of these epsilons by the best order, (..., lambda).
+        exponent = t * curve + grid * np.log1p(-1 / grid) - np.log(t)
+        largest_epsilon = np.log1p(1 / t)[:, None]
+        log_delta = (exponent[..., None, :] - t * largest_epsilon).min(axis=-1)
+        # exp rounds to the nearest: round up, and never to 0.
+        delta = np.nextafter(np.exp(np.minimum(log_delta, 0.0)), 2.0)
+        moment = np.log(mean) + t * (curve + mean * np.minimum(delta, 1.0))
+        tuned = np.logaddexp(-mean, moment) / t
     else:
-        tuned = _negative_binomial(trials, grid, curve)
+        # Theorem 2, at the best auxiliary order.
+        log_inverse_gamma = trials.log_inverse_gamma[..., None]
+        price = (1 - 1 / grid) * curve + log_inverse_gamma / grid
+        # At auxiliary order 1 the bound does not depend on the curve.
+        best = np.minimum(price.min(axis=-1, keepdims=True), log_inverse_gamma)
+        eta = np.asarray(trials.eta, np.float64)[..., None]
+        tuned = curve + (1 + eta) * best + np.log(mean) / t
     # For each order the smallest value at this or a larger order.
     descending = np.argsort(-grid, kind="stable")
     smallest = np.minimum.accumulate(tuned[..., descending], axis=-1)
@@ -171,31 +186,6 @@ def curve_to_epsilon(orders: Any, rdp: Any, *, delta: Any) -> np.ndarray | np.fl
     _validation.broadcast_shape(rdp=curve[..., 0], delta=target)
     values = epsilons_at_orders(curve, grid, np.log(target)[..., None]).min(axis=-1)
     return np.where((curve == 0).all(axis=-1), 0.0, values)[()]
-
-
-def _negative_binomial(
-    trials: NegativeBinomialTrials, orders: np.ndarray, curve: np.ndarray
-) -> np.ndarray:
-    """Papernot and Steinke (2022), Theorem 2, at the best auxiliary order."""
-    log_inverse_gamma = trials.log_inverse_gamma[..., None]
-    price = (1 - 1 / orders) * curve + log_inverse_gamma / orders
-    # At auxiliary order 1 the bound does not depend on the curve.
-    best = np.minimum(price.min(axis=-1, keepdims=True), log_inverse_gamma)
-    eta = np.asarray(trials.eta, np.float64)[..., None]
-    return curve + (1 + eta) * best + np.log(trials.mean)[..., None] / (orders - 1)
-
-
-def _poisson(mean: np.ndarray, orders: np.ndarray, curve: np.ndarray) -> np.ndarray:
-    """Papernot and Steinke (2022), Theorem 6, plus the event of no run."""
-    t = orders - 1
-    largest_epsilon = np.log1p(1 / t)
-    # Delta at each of these epsilons by the best order, (..., lambda).
-    exponent = t * curve + orders * np.log1p(-1 / orders) - np.log(t)
-    log_delta = (exponent[..., None, :] - t * largest_epsilon[:, None]).min(axis=-1)
-    # exp rounds to the nearest: round up, and never to 0.
-    delta = np.minimum(np.nextafter(np.exp(np.minimum(log_delta, 0.0)), 2.0), 1.0)
-    moment = np.log(mean) + t * (curve + mean * delta)
-    return np.logaddexp(-mean, moment) / t
 
 
 def _curve(rdp: Any, orders: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.privacy_loss import FiniteValues, Profile
+from jaxdp_episodic.accountant.methods.adaptive.problem import Option
 from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.numerics.lattice_sums import (
     Summand,
@@ -92,17 +93,10 @@ class Kernel(NamedTuple):
 
 
 def kernel_of(
-    losses: Sequence[Profile],
-    counts: Sequence[float],
-    log_kept: float,
-    spacing: Spacing,
-    *,
-    backward: bool,
-    tilt: float,
-    up: bool,
-    is_symmetric: bool = False,
+    option: Option, spacing: Spacing, *, backward: bool, tilt: float, up: bool
 ) -> Kernel:
     """Returns the kernel of an option."""
+    losses, counts = option.losses, option.counts
     number = sum(counts)
     if number == 0:
         whole = Kernel.of(0, np.ones(1), 0.0, spacing.step, up=up)
@@ -110,13 +104,13 @@ def kernel_of(
         whole = _of_one(losses[0], spacing, backward=backward, tilt=tilt, up=up)
     else:
         whole = _of_several(losses, counts, spacing, backward, tilt, up=up)
-    if log_kept == 0:
+    if option.log_kept == 0:
         return whole
     sure = 1 + _FEW if up else 1 - _FEW
-    kept = math.exp(log_kept) * sure
-    infinite = min(-math.expm1(log_kept) * sure + kept * whole.infinite, 1.0)
+    kept = math.exp(option.log_kept) * sure
+    infinite = min(-math.expm1(option.log_kept) * sure + kept * whole.infinite, 1.0)
     # From below, a symmetric option has infinite losses of both signs, equally likely.
-    lost = infinite if is_symmetric and not up else 0.0
+    lost = infinite if option.is_symmetric and not up else 0.0
     masses = kept * whole.masses
     return Kernel.of(
         whole.first, masses, infinite, spacing.step, up=up, q_infinite=lost

@@ -12,7 +12,6 @@ from jaxdp_episodic.accountant.methods.adaptive.kernel import Spacing, kernel_of
 from jaxdp_episodic.accountant.methods.adaptive.problem import (
     FURTHEST,
     RDP_ROUNDING,
-    Ends,
     Filter,
     Problem,
     aligned,
@@ -24,7 +23,7 @@ from jaxdp_episodic.accountant.methods.adaptive.recursion import (
     Window,
     solve,
 )
-from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Interval, Question
 
 _COARSE_POINTS = 800  # points of the first, coarse windows
 _ENOUGH = 1e-5  # default width of epsilon, nats
@@ -185,20 +184,20 @@ class Solver:
         """Removes the tilt if values do not decrease to 0 on the right."""
         return view._replace(tilt=0.0) if self.lost else view
 
-    def _without_passes(self, log_lost: float) -> Ends | None:
+    def _without_passes(self, log_lost: float) -> Interval | None:
         """Returns the ends if the answer is trivial, or beyond float64."""
         asked, upper = self.question, self.problem.upper
         loses = any(option.losses or option.log_kept for option in upper)
         if not (self.most_moves and loses):
-            return Ends(asked.nothing, asked.nothing)
+            return Interval(asked.nothing, asked.nothing)
         views = self.views.values()
         if not np.isfinite(np.array(list(views))).all():
-            return Ends(asked.nothing, asked.everything)
+            return Interval(asked.nothing, asked.everything)
         if asked.is_epsilon and log_lost >= float(asked.target):
-            return Ends(asked.nothing, asked.everything)
+            return Interval(asked.nothing, asked.everything)
         if max(v.log_size for v in views) < _LEAST_LOG_SIZE:
             # Probabilities would underflow, so the Rényi bound is the answer.
-            return Ends(asked.nothing, max(self.uppers.values()))
+            return Interval(asked.nothing, max(self.uppers.values()))
         return None
 
     @property
@@ -226,7 +225,7 @@ class Solver:
         upper = max(self.uppers.values())
         return 0.0 if upper == self.lower else upper - self.lower
 
-    def answer(self, width: float | None, *, at_least: float = -math.inf) -> Ends:
+    def answer(self, width: float | None, *, at_least: float = -math.inf) -> Interval:
         """Returns certified ends of epsilon or log(delta) of the worst strategy."""
         if self.known is not None:
             return self.known
@@ -236,7 +235,7 @@ class Solver:
         if max(self.uppers.values()) > at_least:
             self.refine(width or enough, width or AT_MOST)
         upper = max(self.uppers.values())
-        return Ends(min(self.lower, upper), upper)
+        return Interval(min(self.lower, upper), upper)
 
     def begin(self) -> None:
         """Runs coarse passes, which locate the answer and show the ends' width."""
@@ -344,18 +343,11 @@ class Solver:
         spacing = Spacing(
             step, min(cells, int(FURTHEST / step)), view.log_size, left_out
         )
-        how = {"backward": backward, "tilt": window.tilt}
         passes = []
         for up in ends:
-            options = self.problem.upper if up else self.problem.lower
             kernels = [
-                kernel_of(
-                    *(o.losses, o.counts, o.log_kept, spacing),
-                    **how,
-                    up=up,
-                    is_symmetric=o.is_symmetric,
-                )
-                for o in options
+                kernel_of(one, spacing, backward=backward, tilt=window.tilt, up=up)
+                for one in (self.problem.upper if up else self.problem.lower)
             ]
             # No state has a larger value than the first, as continuing never lowers it.
             passes.append(
@@ -463,7 +455,7 @@ def solver_of(question: Question, problem: Problem, width: float) -> Solver:
     return solver
 
 
-def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
+def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Interval:
     """Returns certified ends of ``log u(0, 1)``, of the larger orientation."""
     largest = max(epsilons[spent] for spent in problem.graph.spent)
     # Capped epsilons hold with a larger delta, by at most the delta at the cap.
@@ -480,7 +472,9 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
         # If delta is not computed, nothing follows for smaller epsilons.
         asked = solver.question
         is_nothing = solver.known.upper == asked.nothing
-        return Ends(asked.nothing, asked.nothing if is_nothing else asked.everything)
+        return Interval(
+            asked.nothing, asked.nothing if is_nothing else asked.everything
+        )
     lower, upper = -math.inf, -math.inf
     for backward in problem.orientations:
         window, above, payoff = _seen(solver, backward, epsilons, largest)
@@ -493,7 +487,7 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
         more = math.exp(_LOG_NEGLIGIBLE) * (1 + RDP_ROUNDING) + solver.lost + risen
         sure = math.exp(lower) - more
         lower = math.log(sure) if sure > 0 else -math.inf
-    return Ends(min(lower, upper), upper)
+    return Interval(min(lower, upper), upper)
 
 
 def filter_epsilons(

@@ -102,13 +102,6 @@ FURTHEST = 100.0  # largest loss of a lattice, in nats
 _POINT_ROUNDING = 2.3e-16
 
 
-class Ends(NamedTuple):
-    """Certified ends of epsilon in nats, or of log(delta)."""
-
-    lower: float
-    upper: float
-
-
 class Option(NamedTuple):
     """An option as bounded for one end."""
 

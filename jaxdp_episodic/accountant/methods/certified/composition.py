@@ -32,6 +32,7 @@ from jaxdp_episodic.accountant.methods.certified.plan import (
     split_at_values,
     with_splits,
 )
+from jaxdp_episodic.accountant.methods.run import Interval
 from jaxdp_episodic.accountant.numerics.lattice_sums import (
     LOG_ERROR,
     SUMS_ERROR,
@@ -230,13 +231,6 @@ class Step(NamedTuple):
 
     loss: Profile
     count: float
-
-
-class Interval(NamedTuple):
-    """Certified ends of epsilon or of log(delta)."""
-
-    lower: float
-    upper: float
 
 
 class Direction(NamedTuple):

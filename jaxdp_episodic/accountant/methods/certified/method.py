@@ -17,11 +17,7 @@ import numpy as np
 from jaxdp_episodic.accountant._engine import using_choice
 from jaxdp_episodic.accountant.losses.privacy_loss import BoundingPair, Profile
 from jaxdp_episodic.accountant.methods.certified import lattice
-from jaxdp_episodic.accountant.methods.certified.composition import (
-    Interval,
-    Step,
-    certified_ends,
-)
+from jaxdp_episodic.accountant.methods.certified.composition import Step, certified_ends
 from jaxdp_episodic.accountant.methods.certified.plan import Target
 from jaxdp_episodic.accountant.methods.closed_form import (
     composed,
@@ -34,7 +30,7 @@ from jaxdp_episodic.accountant.methods.rdp import (
     at_most_total_variation,
     rdp_bound,
 )
-from jaxdp_episodic.accountant.methods.run import Answer, Question, Run
+from jaxdp_episodic.accountant.methods.run import Answer, Interval, Question, Run
 
 # Relative distances from the epsilon of the computed profile at which ends are tried.
 _DISTANCES = 1e-15 * 4.0 ** np.arange(26)
@@ -42,7 +38,8 @@ _DISTANCES = 1e-15 * 4.0 ** np.arange(26)
 
 def epsilon_ends(loss: Profile, log_delta: float, upper: float) -> tuple[float, float]:
     """Returns certified ends of one step's epsilon; fields must be scalars."""
-    epsilon = float(epsilon_of_profile(np.array([log_delta]), _row(loss))[0])
+    row = loss.map(np.atleast_1d)
+    epsilon = float(epsilon_of_profile(np.array([log_delta]), row)[0])
     epsilon = min(epsilon, upper)
     away = _DISTANCES * (epsilon if epsilon > 0 else upper)
     tried = np.concatenate([epsilon - away[::-1], [epsilon], epsilon + away])
@@ -74,10 +71,6 @@ def log_delta_ends(loss: Profile, epsilon: np.ndarray) -> tuple[np.ndarray, np.n
         least = np.where(alive, least - 1e-15 * (1 + np.abs(least)), -math.inf)
         low = np.maximum(low, least)
     return low, np.minimum(high, 0.0)
-
-
-def _row(loss: Profile) -> Profile:
-    return loss.map(np.atleast_1d)
 
 
 # Default width of epsilon, as a share of it.

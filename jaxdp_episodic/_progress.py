@@ -76,8 +76,10 @@ class ProgressBar:
         begun, before = self._first = self._first or (now, done)
         rate = (done - before) / (now - begun) if now > begun else 0.0
         notes = [text] if text else []
-        if rate:
-            notes.append(_rate_text(rate))
+        if rate >= 1:
+            notes.append(f"{rate:,.{0 if rate >= 10 else 1}f} a second")
+        elif rate:
+            notes.append(f"{1 / rate:,.1f} s each")
         self._bar.update(self._task, completed=done, text=", ".join(notes))
         if self._console.is_terminal or now - self._last < _SECONDS_BETWEEN_LINES:
             return
@@ -93,13 +95,6 @@ class ProgressBar:
 
     def __exit__(self, *exception: Any) -> None:
         self._bar.stop()
-
-
-def _rate_text(rate: float) -> str:
-    """Returns a rate as text: things per second, or seconds per thing."""
-    if rate < 1:
-        return f"{1 / rate:,.1f} s each"
-    return f"{rate:,.{0 if rate >= 10 else 1}f} a second"
 
 
 def _duration(seconds: float) -> str:

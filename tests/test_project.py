@@ -318,14 +318,14 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_479,
+    "jaxdp_episodic": 65_435,
     "jaxdp_episodic/accountant/describe": 4_062,
     "jaxdp_episodic/accountant/losses": 5_376,
     "jaxdp_episodic/accountant/methods": 6_518,
     "jaxdp_episodic/accountant/numerics": 3_288,
     "jaxdp_episodic/accountant/questions": 6_007,
-    "jaxdp_episodic/accountant/bounds": 2_000,
-    "jaxdp_episodic/accountant/interop": 1_776,
+    "jaxdp_episodic/accountant/bounds": 1_974,
+    "jaxdp_episodic/accountant/interop": 1_764,
     "jaxdp_episodic/accountant/report": 2_116,
     "jaxdp_episodic/trainer/data": 3_600,
     "jaxdp_episodic/trainer/draw": 1_785,

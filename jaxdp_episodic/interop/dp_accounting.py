@@ -2,6 +2,6 @@
 
 from jaxdp_episodic.accountant.interop.dp_accounting import (
     EpisodicAccountant as EpisodicAccountant,
-    from_dp_event as from_dp_event,
     to_dp_event as to_dp_event,
 )
+from jaxdp_episodic.accountant.interop.dp_event import from_dp_event as from_dp_event

@@ -28,7 +28,6 @@ from jaxdp_episodic.accountant.numerics.binomial import (
 )
 
 Profile = Mechanism | Callable[[Any], Any]
-GroupProfile = Callable[[int, np.ndarray], Any]
 # Factor that exceeds the rounding errors of a few products.
 _ROUND_UP = 1 + 1e-15
 # -log of the probability of the multiplicities with delta taken as 1.
@@ -153,7 +152,7 @@ def delta_with_replacement_subsampled(
     size: int,
     population: int,
     epsilon: Any,
-    group_profile: GroupProfile | None = None,
+    group_profile: Callable[[int, np.ndarray], Any] | None = None,
 ) -> Any:
     """Returns the profile of a mechanism on m samples with replacement.
 

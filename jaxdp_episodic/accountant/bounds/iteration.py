@@ -21,7 +21,7 @@ for ``strong_convexity`` above ``smoothness``. Every ``rho`` is a slope: RDP is 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -41,15 +41,6 @@ _SHARES = np.linspace(0.1, 0.9, 17)
 _RULE = MomentRule("symmetric", Quadrature(32, 16))
 # Size of the logarithmic grid of numbers of last steps; each gives a valid bound.
 _CANDIDATES = 512
-
-
-class _OnePass(NamedTuple):
-    """Checked arguments of a one-pass run; every array is (T,)."""
-
-    learning_rates: np.ndarray
-    noise_stds: np.ndarray
-    sensitivities: np.ndarray
-    factors: np.ndarray
 
 
 def contraction_factors(
@@ -103,18 +94,18 @@ def one_pass_rho(
     iteration", arXiv:1808.06651, Theorems 22 and 23 (equal noise). Varying learning
     rates, noise and contraction follow from the same theorem with the best split.
     """
-    run = _one_pass(
+    eta, sigma, sensitivities, factors = _one_pass(
         learning_rates, noise_stds, lipschitz, smoothness, strong_convexity, batch_size
     )
     # V_t = sum_{i >= t} w_i (C_i / C_t)², backwards so that nothing underflows.
-    noise = (run.learning_rates * run.noise_stds) ** 2
+    noise = (eta * sigma) ** 2
     total = np.empty_like(noise)
     later = 0.0
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         for t in range(len(noise) - 1, -1, -1):
             total[t] = noise[t] + later
-            later = total[t] / run.factors[t] ** 2 if total[t] > 0 else 0.0
-        rho = run.sensitivities**2 / (2 * total)
+            later = total[t] / factors[t] ** 2 if total[t] > 0 else 0.0
+        rho = sensitivities**2 / (2 * total)
     return np.maximum(rho * (1 + 1e-14 * len(noise)), _TINY)
 
 
@@ -127,9 +118,11 @@ def final_variance(
     units of the parameters. *Exact* for maps that contract by `contraction_factors`,
     an *upper bound* for maps that contract more.
     """
-    run = _one_pass(learning_rates, noise_stds, 1.0, smoothness, strong_convexity, 1)
-    after = np.append(np.cumprod(run.factors[::-1])[::-1][1:], 1.0)
-    return float(np.sum((run.learning_rates * run.noise_stds * after) ** 2))
+    eta, sigma, _, factors = _one_pass(
+        learning_rates, noise_stds, 1.0, smoothness, strong_convexity, 1
+    )
+    after = np.append(np.cumprod(factors[::-1])[::-1][1:], 1.0)
+    return float(np.sum((eta * sigma * after) ** 2))
 
 
 def optimal_noise_stds(
@@ -162,23 +155,23 @@ def optimal_noise_stds(
 
     Reference: Feldman et al. (2018), arXiv:1808.06651, Theorem 22, for the bound.
     """
-    run = _one_pass(
+    eta, _, sensitivities, factors = _one_pass(
         learning_rates, 1.0, lipschitz, smoothness, strong_convexity, batch_size
     )
     target = _validation.positive_array("rho", rho)
-    if target.ndim and target.shape != run.learning_rates.shape:
-        raise ValueError(f"rho must be a scalar or of shape {run.factors.shape}")
-    after = np.append(np.cumprod(run.factors[::-1])[::-1][1:], 1.0)
+    if target.ndim and target.shape != eta.shape:
+        raise ValueError(f"rho must be a scalar or of shape {factors.shape}")
+    after = np.append(np.cumprod(factors[::-1])[::-1][1:], 1.0)
     if np.any(after < 1e-140):
         raise ValueError(
             "strong_convexity contracts the first steps by more than 1e140: their "
             "noise is beyond float64; start the run later"
         )
-    needed = (run.sensitivities * after) ** 2 / (2 * target)
+    needed = (sensitivities * after) ** 2 / (2 * target)
     suffix = np.maximum.accumulate(needed[::-1])[::-1]
     share = suffix - np.append(suffix[1:], 0.0)
     rounding = 1 + 1e-13 * len(share)
-    return np.sqrt(share * rounding) / (after * run.learning_rates)
+    return np.sqrt(share * rounding) / (after * eta)
 
 
 def rho_to_epsilon(rho: Any, *, delta: Any) -> Any:
@@ -328,8 +321,8 @@ def _one_pass(
     smoothness: Any,
     strong_convexity: Any,
     batch_size: Any,
-) -> _OnePass:
-    """Returns the checked arguments of a one-pass run."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns learning rates, noise, sensitivities and contraction factors, (T,)."""
     factors = contraction_factors(
         learning_rates, smoothness=smoothness, strong_convexity=strong_convexity
     )
@@ -347,9 +340,8 @@ def _one_pass(
             "smoothness and strong_convexity must be numbers, got arrays of shape "
             f"{factors.shape}"
         )
-    return _OnePass(
-        eta, np.broadcast_to(sigma, eta.shape), 2 * eta * bound / size, factors
-    )
+    sigma = np.broadcast_to(sigma, eta.shape)
+    return eta, sigma, 2 * eta * bound / size, factors
 
 
 def _scalars(

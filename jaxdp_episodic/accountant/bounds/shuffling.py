@@ -173,7 +173,12 @@ def _clones(
     """Upper bound: each block of clone counts has the delta of its smallest count."""
     own, cross = answers(eps0)
     starts, lengths = _blocks(n - 1, chance)
-    log_mass = _log_block_mass_above(starts, lengths, n - 1, chance)
+    # Upper bound of a block's probability: geometric, by log-concavity.
+    trials, p = (n - 1)[:, None], chance[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = (trials - starts) / (starts + 1)
+        slope = np.log(ratio * (p / -np.expm1(np.log(p))))
+    log_mass = log_binomial_mass(starts, trials, p) + _log_geometric(slope, lengths)
     log_stick = log_shifted_hockey_stick(
         starts,
         np.array(1.0),
@@ -208,8 +213,11 @@ def _three_values(eps0: np.ndarray, n: np.ndarray, eps: np.ndarray) -> np.ndarra
     chance = 2 * b
     starts, lengths = _blocks(n - 1, chance)  # m - 1
     last = starts + np.maximum(lengths, 1) - 1
-    log_mass = _log_block_mass_below(starts, last, lengths, n - 1, chance)
-    trials = (n - 1)[:, None]
+    # Lower bound of a block's probability: the chord, by log-concavity.
+    trials, p = (n - 1)[:, None], chance[:, None]
+    first, final = (log_binomial_mass(k, trials, p) for k in (starts, last))
+    slope = (final - first) / np.maximum(last - starts, 1.0)
+    log_mass = first + _log_geometric(slope, lengths)
     odds = (chance / (1 - chance))[:, None]
     # P(m others) / P(m - 1 others), largest at the start of the block.
     ratio = np.maximum(trials - starts, 0.0) / (starts + 1) * odds
@@ -238,31 +246,6 @@ def _blocks(trials: np.ndarray, chance: np.ndarray) -> tuple[np.ndarray, np.ndar
     share = np.arange(_BLOCKS + 1) / _BLOCKS
     edges = low[:, None] + np.floor(share * (high - low + 1)[:, None])
     return edges[:, :-1], np.diff(edges, axis=1)
-
-
-def _log_block_mass_above(
-    starts: np.ndarray, lengths: np.ndarray, trials: np.ndarray, chance: np.ndarray
-) -> np.ndarray:
-    """Upper bound of a block's probability: geometric, by log-concavity."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = (trials[:, None] - starts) / (starts + 1)
-        slope = np.log(ratio * (chance / -np.expm1(np.log(chance)))[:, None])
-    first = log_binomial_mass(starts, trials[:, None], chance[:, None])
-    return first + _log_geometric(slope, lengths)
-
-
-def _log_block_mass_below(
-    starts: np.ndarray,
-    last: np.ndarray,
-    lengths: np.ndarray,
-    trials: np.ndarray,
-    chance: np.ndarray,
-) -> np.ndarray:
-    """Lower bound of a block's probability: the chord, by log-concavity."""
-    n, p = trials[:, None], chance[:, None]
-    first, final = (log_binomial_mass(k, n, p) for k in (starts, last))
-    slope = (final - first) / np.maximum(last - starts, 1.0)
-    return first + _log_geometric(slope, lengths)
 
 
 def _log_geometric(slope: np.ndarray, lengths: np.ndarray) -> np.ndarray:

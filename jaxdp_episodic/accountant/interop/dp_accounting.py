@@ -28,7 +28,6 @@ from jaxdp_episodic.accountant.describe.step import (
 from jaxdp_episodic.accountant.interop.dp_event import (
     RELEASED_AS,
     EventNotCovered,
-    from_dp_event,
     nothing,
     steps_of,
 )
@@ -194,8 +193,6 @@ def _sampled(probability: Any, event: Any) -> Any:
     return dp_event.PoissonSampledDpEvent(float(probability), event)
 
 
-__all__ = ["RELATIONS", "EpisodicAccountant", "from_dp_event", "to_dp_event"]
-
 _dp = require("dp_accounting", purpose="its accountant", extra="dp-accounting")
 
 RELATIONS = {
@@ -255,7 +252,20 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         self._is_non_private = False
         self._known: dict[Any, Any] = {}
         self._last_read: tuple[Any, Read] | None = None
-        self._orders = None if orders is None else _checked_orders(method, orders)
+        self._orders: np.ndarray | None = None
+        if orders is None:
+            return
+        if method != "rdp":
+            raise ValueError(
+                f"orders must be None unless method='rdp', got method={method!r}"
+            )
+        grid = _validation.real_array("orders", orders)
+        if grid.ndim != 1 or grid.size == 0 or not np.all(grid >= 1):
+            raise ValueError(
+                "orders must be a 1-d array with at least one order, each >= 1, got "
+                f"{_validation.shown(orders)}"
+            )
+        self._orders = grid
 
     @property
     def run(self) -> ComposedSteps:
@@ -313,7 +323,10 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         orders = self._orders
         if orders is None:
             raise ValueError("orders must be given to read rdp, got None")
-        return self._once("rdp", lambda: self._curve(orders)).copy()
+        if self._is_non_private:
+            return np.full(orders.shape, np.inf)
+        least = np.maximum(orders, _LEAST_ORDER)
+        return np.array(self._once("rdp", lambda: api.rdp(self.run, least)))
 
     # --- For the base class ---
 
@@ -394,11 +407,6 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             order = float(np.max(rdp_bound(kept, whole.kept())[1]))
         return float(value), order
 
-    def _curve(self, orders: np.ndarray) -> np.ndarray:
-        if self._is_non_private:
-            return np.full(orders.shape, np.inf)
-        return np.asarray(api.rdp(self.run, np.maximum(orders, _LEAST_ORDER)))
-
     def _on_grid(self, question: Question) -> tuple[float, float]:
         """Converts by Canonne, Kamath and Steinke (2020), at the given orders."""
         orders = np.maximum(np.asarray(self._orders), _LEAST_ORDER)
@@ -412,17 +420,3 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         if not question.is_epsilon:
             value = api.delta_of(value, up=True)
         return float(value), float(np.asarray(self._orders)[best.reshape(-1)[worst]])
-
-
-def _checked_orders(method: str, orders: Any) -> np.ndarray:
-    if method != "rdp":
-        raise ValueError(
-            f"orders must be None unless method='rdp', got method={method!r}"
-        )
-    grid = _validation.real_array("orders", orders)
-    if grid.ndim != 1 or grid.size == 0 or not np.all(grid >= 1):
-        raise ValueError(
-            "orders must be a 1-d array with at least one order, each >= 1, got "
-            f"{_validation.shown(orders)}"
-        )
-    return grid

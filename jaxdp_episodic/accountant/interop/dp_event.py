@@ -100,7 +100,11 @@ def from_dp_event(
     counts: dict[Any, int] = {}
     for _, step, count in steps_of(event, neighboring_relation):
         if population_is_exact and isinstance(step, GaussianStep):
-            step = _of_exact_population(step)
+            (scheme,) = step.design.schemes
+            in_tree = isinstance(step.design, schemes.MultistageSampling)
+            if in_tree and isinstance(scheme, schemes.WithoutReplacement):
+                exact = dataclasses.replace(scheme, population_is_exact=True)
+                step = dataclasses.replace(step, sampling=exact)
         counts[step] = counts.get(step, 0) + count
     if not counts:
         counts[nothing(neighboring_relation)] = 0
@@ -119,16 +123,6 @@ def steps_of(
             is_epoch = kind(part) == "RandomAllocationDpEvent"
             steps = whole(part, "num_steps", minimum=1) if is_epoch else 1
             yield part, step, count * steps
-
-
-def _of_exact_population(step: GaussianStep) -> GaussianStep:
-    if not isinstance(step.design, schemes.MultistageSampling):
-        return step
-    (scheme,) = step.design.levels
-    if not isinstance(scheme, schemes.WithoutReplacement):
-        return step
-    exact = dataclasses.replace(scheme, population_is_exact=True)
-    return dataclasses.replace(step, sampling=exact)
 
 
 def nothing(relation: str) -> OneStep:

@@ -156,15 +156,15 @@ class SweepTable:
             dimension = self.grid.dimension_of(field)
             if dimension in moving:
                 raise ValueError(f"--fix: {field!r} is drawn, so it is not fixed")
-            index = _index_of("--fix", field, self.grid.points(field), text)
+            index = _index_of("--fix", field, self.grid.points[field], text)
             if held.setdefault(dimension, index) != index:
                 raise ValueError(f"--fix: {field!r} is zipped with a fixed field")
         for dimension, fields in enumerate(self.grid.dimensions):
             if dimension not in moving:
-                middle = self.grid.points(fields[0]).size // 2
+                middle = self.grid.points[fields[0]].size // 2
                 held.setdefault(dimension, 0 if self.is_words(fields[0]) else middle)
         values = {
-            field: self.grid.points(field)[index]
+            field: self.grid.points[field][index]
             for dimension, index in sorted(held.items())
             for field in self.grid.dimensions[dimension]
         }
@@ -172,7 +172,7 @@ class SweepTable:
 
     def is_words(self, field: str) -> bool:
         """Returns whether an axis has words in place of numbers."""
-        return self.grid.points(field).dtype.kind == "U"
+        return self.grid.points[field].dtype.kind == "U"
 
     def check_field(self, option: str, field: str) -> None:
         """Refuses a field that is no axis; the message has the nearest name."""
@@ -202,7 +202,7 @@ class SweepTable:
         """Returns the label of an axis: its fields, and how many values are drawn."""
         moving = self.grid.dimensions[self.grid.dimension_of(field)]
         others = ", ".join(other for other in moving if other != field)
-        size = self.grid.points(field).size
+        size = self.grid.points[field].size
         return (
             axis_label(field)
             + (f"; zipped with {others}" if others else "")
@@ -268,7 +268,7 @@ def _chosen(
         raise ValueError(f"--x must be an axis of numbers, got {x!r}")
     wants_map = kind in ("contours", "heatmap")
     if kind is None and numeric:
-        lengths = [grid.points(f).size for f in (x, numeric[0])]
+        lengths = [grid.points[f].size for f in (x, numeric[0])]
         wants_map = min(lengths) >= _MIN_MAP_VALUES
     if y is None and wants_map:
         if not numeric:
@@ -282,7 +282,7 @@ def _chosen(
 def _numeric_field(sweep: SweepTable, dimension: int) -> str | None:
     """The first field of a dimension with several different numbers; None: no such."""
     for field in sweep.grid.dimensions[dimension]:
-        points = sweep.grid.points(field)
+        points = sweep.grid.points[field]
         if not sweep.is_words(field) and points.min() < points.max():
             return field
     return None
@@ -304,12 +304,12 @@ def _over_axes(
     held, values = sweep.held(drawn, fixed)
     places: dict[int, Any] = {d: np.asarray(place) for d, place in held.items()}
     title, value = sweep.title(values, drawn), _ANSWERS[sweep.quantity(values)]
-    across, points = _ordered(grid.points(x))
+    across, points = _ordered(grid.points[x])
     places[grid.dimension_of(x)] = across
     labels = [sweep.label(x, across.size), value]
     series, names = np.zeros(1), [""]
     if by is not None:
-        every = grid.points(by)
+        every = grid.points[by]
         some = _evenly(every.size, len(_STYLES) if y is None else _MAX_PANELS)
         some = some[np.argsort(every[some], kind="stable")]
         series, names = every[some], [figures.number(v) for v in every[some]]
@@ -321,7 +321,7 @@ def _over_axes(
         answers = np.atleast_2d(sweep.answers(grid.index(places)))
         legend = sweep.label(by, series.size) if by is not None else ""
         return _lines(points, answers, names, [*labels, title], legend)
-    upward, y_points = _ordered(grid.points(y))
+    upward, y_points = _ordered(grid.points[y])
     places[grid.dimension_of(y)] = upward[:, None]
     labels.insert(1, sweep.label(y, upward.size))
     answers = sweep.answers(grid.index(places)).reshape(-1, upward.size, across.size)
@@ -513,7 +513,7 @@ def _pareto(
     grid = sweep.grid
     fields = _columns(sweep, x, y)
     if QUANTITY in grid.names and QUANTITY not in fix:
-        fix = {**fix, QUANTITY: str(grid.points(QUANTITY)[0])}
+        fix = {**fix, QUANTITY: str(grid.points[QUANTITY][0])}
     held = {f: v for f, v in sweep.held([], fix)[1].items() if f in fix}
     signs = np.array([_sign(sweep, field) for field in fields])
     every = max(1, grid.size // _MAX_DOTS)

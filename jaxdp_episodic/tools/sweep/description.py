@@ -231,7 +231,8 @@ class Grid:
         for name in self.names:
             if self.names.count(name) > 1:
                 raise ValueError(f"axes must have different fields, got {name!r} twice")
-        self._points = {axis.field: axis.points() for axis in axes}
+        # Field -> the values of its axis, (K,).
+        self.points = {axis.field: axis.points() for axis in axes}
         dimensions: dict[tuple[str, str], list[str]] = {}
         for axis in axes:
             key = ("field", axis.field) if axis.zip is None else ("zip", axis.zip)
@@ -239,17 +240,13 @@ class Grid:
         # Dimensions of the product, slowest first: each a tuple of zipped fields.
         self.dimensions = tuple(tuple(fields) for fields in dimensions.values())
         for fields in self.dimensions:
-            lengths = {name: self._points[name].size for name in fields}
+            lengths = {name: self.points[name].size for name in fields}
             if len(set(lengths.values())) > 1:
                 raise ValueError(f"zipped axes must be equally long, got {lengths}")
-        self.shape = tuple(self._points[fields[0]].size for fields in self.dimensions)
+        self.shape = tuple(self.points[fields[0]].size for fields in self.dimensions)
         self.size = math.prod(self.shape)
         if self.size > _MAX_SETTINGS:
             raise ValueError(f"a sweep has at most 2**53 settings, got {self.size:,}")
-
-    def points(self, field: str) -> np.ndarray:
-        """Returns the values of one axis, (K,)."""
-        return self._points[field]
 
     def dimension_of(self, field: str) -> int:
         """Returns the dimension of the product that a field belongs to."""
@@ -258,7 +255,7 @@ class Grid:
     def values(self, index: np.ndarray) -> dict[str, np.ndarray]:
         """Returns every field's (n,) values at settings ``index``, (n,) int64."""
         along = np.unravel_index(index, self.shape)
-        return {n: self._points[n][along[self.dimension_of(n)]] for n in self.names}
+        return {n: self.points[n][along[self.dimension_of(n)]] for n in self.names}
 
     def index(self, along: dict[int, Any]) -> np.ndarray:
         """Returns the settings at (broadcast) indices along all dimensions."""
@@ -269,7 +266,7 @@ class Grid:
         """Returns the settings with each field at its smallest or largest value."""
         ends = []
         for fields in self.dimensions:
-            columns = [self._points[name] for name in fields]
+            columns = [self.points[name] for name in fields]
             extremes: Any = np.arange(columns[0].size)  # of words: all
             if all(column.dtype.kind != "U" for column in columns):
                 extremes = [(np.argmin(c), np.argmax(c)) for c in columns]
@@ -451,11 +448,11 @@ class Sweep(Spec):
     def _check_values(self) -> None:
         """Refuses values out of range: in each dimension, then at all corners."""
         grid, rows = self.grid, self.chunk_size
-        first = {name: grid.points(name)[:1] for name in grid.names}
+        first = {name: grid.points[name][:1] for name in grid.names}
         tries = {"": grid.corners()}
         for moving in grid.dimensions:
             named = "axis " + " and ".join(map(repr, moving)) + ": "
-            tries = {named: {n: grid.points(n) for n in moving}, **tries}
+            tries = {named: {n: grid.points[n] for n in moving}, **tries}
         for prefix, columns in tries.items():
             for start in range(0, len(next(iter(columns.values()))), rows):
                 some = {n: v[start : start + rows] for n, v in columns.items()}
@@ -488,7 +485,7 @@ def described_grid(description: Mapping[str, Any]) -> Grid:
     grid = Grid(tuple(Axis.from_dict(table) for table in tables))
     for name, allowed in _WORDS.items():
         _validation.choice(name, description.get(name), allowed)
-        for word in grid.points(name).tolist() if name in grid.names else ():
+        for word in grid.points[name].tolist() if name in grid.names else ():
             _validation.choice(f"axis {name!r}", word, allowed)
     for name in _TARGETS:
         value = description.get(name)

@@ -19,15 +19,8 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.releases import RELEASES
 from jaxdp_episodic.accountant.describe.spec import Spec, refuse_hostile, set_checked
 from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
-from jaxdp_episodic.accountant.questions import calibration
+from jaxdp_episodic.accountant.questions import api, calibration
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
-from jaxdp_episodic.accountant.questions.api import (
-    PrivacyInfo,
-    check_method,
-    check_step,
-    delta,
-    epsilon,
-)
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.table_file import read_csv_columns
 from jaxdp_episodic.files.toml_file import read_toml
@@ -72,10 +65,10 @@ class EpsilonRequest(_Request):
     method: str = "exact"
 
     def __post_init__(self) -> None:
-        check_method(self.method)
+        api.check_method(self.method)
         adapts = isinstance(self.step, AdaptiveRun)
         if not (adapts or isinstance(self.step, DisjointParts)):
-            check_step(self.step)
+            api.check_step(self.step)
         elif adapts and self.method == "rdp":
             raise ValueError(
                 "method must be 'exact' or 'pld' for an adaptive run, got 'rdp'"
@@ -137,7 +130,7 @@ class EpsilonRequest(_Request):
             )
         return value
 
-    def answer_with_info(self) -> tuple[np.ndarray | np.float64, PrivacyInfo]:
+    def answer_with_info(self) -> tuple[np.ndarray | np.float64, api.PrivacyInfo]:
         """Returns epsilon or delta, and its error."""
         step, asks_epsilon = self.step, self.epsilon is None
         if isinstance(step, AdaptiveRun):
@@ -151,11 +144,11 @@ class EpsilonRequest(_Request):
             with np.errstate(invalid="ignore"):  # both infinite
                 width = np.where(ends[1] == ends[0], 0.0, np.subtract(ends[1], ends[0]))
             is_bound = np.ones(np.shape(ends[1]), bool)
-            return ends[1], PrivacyInfo(width[()], is_bound[()])
+            return ends[1], api.PrivacyInfo(width[()], is_bound[()])
         run: dict[str, Any] = {"num_steps": self.num_steps, "method": self.method}
         if asks_epsilon:
-            return epsilon(step, delta=self.delta, return_info=True, **run)
-        return delta(step, epsilon=self.epsilon, return_info=True, **run)
+            return api.epsilon(step, delta=self.delta, return_info=True, **run)
+        return api.delta(step, epsilon=self.epsilon, return_info=True, **run)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -174,7 +167,7 @@ class CalibrationRequest(_Request):
     method: str = "exact"
 
     def __post_init__(self) -> None:
-        check_method(self.method)
+        api.check_method(self.method)
         if not isinstance(self.step, GaussianStep):
             raise TypeError(f"step must be a GaussianStep, got {self.step!r}")
         _validation.choice("calibrate", self.calibrate, _SOUGHT)

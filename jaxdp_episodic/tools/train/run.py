@@ -32,7 +32,7 @@ from jaxdp_episodic.trainer.config.training_adaptive import Rule
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run import report as reports, run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.assemble import OwnParts, Tables, assembled
 from jaxdp_episodic.trainer.run.checks import (
@@ -41,13 +41,6 @@ from jaxdp_episodic.trainer.run.checks import (
 )
 from jaxdp_episodic.trainer.run.evaluation import Score
 from jaxdp_episodic.trainer.run.release import write_release
-from jaxdp_episodic.trainer.run.report import (
-    SEEDED,
-    epsilon_without_last_stage,
-    markdown_report,
-    meaning_of,
-    run_statement,
-)
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, StepProgress
 from jaxdp_episodic.trainer.run.selection import Selection, choosing_split
 from jaxdp_episodic.trainer.run.trainer import Trainer
@@ -83,7 +76,7 @@ class Result(NamedTuple):
             lines += _stages_in_lines(self.selection)
         spent = upward(self.epsilon, 5) if budget.is_private else "inf (not private)"
         if self.trainer.is_seeded and budget.is_private:
-            spent += f" if it were not seeded; not private: {SEEDED}"
+            spent += f" if it were not seeded; not private: {reports.SEEDED}"
         trainer, what = self.trainer, f"target {budget.epsilon:g}"
         if isinstance(trainer, AdaptiveTrainer):
             what = "guarantee"
@@ -153,7 +146,7 @@ def finished(
 ) -> Result:
     """Writes report, picture and release of a run that has completed its steps."""
     records = run_files.read_log(folder)
-    account, selection = run_statement(trainer), trainer.selection
+    account, selection = reports.run_statement(trainer), trainer.selection
     if paid is not None:
         account = account.with_more(*booked.words_of_book(paid))
     private_facts, found = account.facts, contributions_in_log(records)
@@ -186,14 +179,14 @@ def finished(
             scores=[(r["step"], r[HELD_OUT]) for r in records if HELD_OUT in r],
             target_epsilon=trainer.budget.epsilon,
             without_noise=without_noise,
-            meaning=meaning_of(trainer),
+            meaning=reports.meaning_of(trainer),
             is_guarantee=isinstance(trainer, AdaptiveTrainer),
         )
         if selection is not None and selection.reliability:
             draw_reliability(folder / RELIABILITY, selection.reliability)
             stages += ["", f"![accuracy against probability]({RELIABILITY})"]
     shown = {"title": title, "facts": private_facts, "statement": account.statement}
-    page = markdown_report(records, picture=picture, stages=stages, **shown)
+    page = reports.markdown_report(records, picture=picture, stages=stages, **shown)
     write_atomically(folder / REPORT, page, is_private=True)
     write_release(folder / RELEASE, trainer, folder, account)
     scores = {} if selection is None else selection.scores.get(selection.stage.name, {})
@@ -385,7 +378,7 @@ def _run_elsewhere(
     budget, taken = trainer.budget, trainer.num_steps_charged
     if isinstance(trainer, AdaptiveTrainer):
         return Result(trainer, budget.epsilon, budget.epsilon, {}, folder)
-    uncounted = epsilon_without_last_stage(budget, taken)
+    uncounted = reports.epsilon_without_last_stage(budget, taken)
     return Result(trainer, float(budget.spent(taken)), uncounted, {}, folder)
 
 
@@ -472,6 +465,6 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
     else:
         lines.append("[bold]not private[/bold]: epsilon is infinite, there is no noise")
     if trainer.is_seeded:
-        lines.append(f"[bold]not private[/bold]: {SEEDED}")
+        lines.append(f"[bold]not private[/bold]: {reports.SEEDED}")
     for line in lines:
         console.print(line, highlight=False)

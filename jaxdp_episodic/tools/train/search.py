@@ -47,12 +47,10 @@ class SearchResult(NamedTuple):
     """The outcome of a search. Only ``epsilon`` and the best run may be published."""
 
     epsilon: float  # of the whole search, *upper bound*; nats
-    run_epsilon: float  # of each run
     num_runs: int  # secret
     chosen: int | None  # index of the best run; None if there was no run
     hyperparameters: dict[str, Any]  # of the best run
     score: float  # of the best run
-    folder: Path  # the search's folder
 
 
 def run_search(
@@ -185,9 +183,8 @@ def _finish(
 ) -> SearchResult:
     """Chooses the best run, and writes the release."""
     scores = [float(run["score"]) for run in state["runs"]]
-    costs = budget.epsilon, budget.run_epsilon
     if not scores:
-        return SearchResult(*costs, 0, None, {}, -math.inf, folder)
+        return SearchResult(budget.epsilon, 0, None, {}, -math.inf)
     best = int(np.argmax(scores))  # the first of equal ones
     values, release = state["runs"][best]["values"], folder / RELEASE
     with atomic_folder(release) as made:
@@ -199,7 +196,7 @@ def _finish(
         whole = _statement(search, budget) + single
         (made / STATEMENT).write_text(whole, encoding="utf-8")
         (made / CHOSEN).write_text(json.dumps(values, indent=1) + "\n", "utf-8")
-    return SearchResult(*costs, len(scores), best, values, scores[best], folder)
+    return SearchResult(budget.epsilon, len(scores), best, values, scores[best])
 
 
 def _statement(search: Search, budget: SearchBudget) -> str:

@@ -15,11 +15,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import Spec, spec_from_dict
-from jaxdp_episodic.accountant.questions.tuning import (
-    NegativeBinomialTrials,
-    PoissonTrials,
-    Trials,
-)
+from jaxdp_episodic.accountant.questions import tuning
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM, NONE
@@ -120,11 +116,11 @@ class SearchSettings(Spec):
     """The target of a search, its number of runs, and the score that decides."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "trials": (NegativeBinomialTrials, PoissonTrials)
+        "trials": (tuning.NegativeBinomialTrials, tuning.PoissonTrials)
     }
 
     delta: float  # of the whole search, in (0, 1)
-    trials: Trials  # the distribution of the number of runs
+    trials: tuning.Trials  # the distribution of the number of runs
     split: str = "validation"  # the run with the best score on this part is released
     # Must be true, so that scores are post-processing of the private models. Scores on
     # private held-out data would disclose these.

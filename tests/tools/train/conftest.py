@@ -10,5 +10,5 @@ def undrawn():
         run = "jaxdp_episodic.tools.train.run"
         for name in ("draw_run", "draw_reliability"):
             patch.setattr(f"{run}.{name}", lambda *_, **__: None)
-        patch.setattr(f"{run}.meaning_of", lambda _: "")
+        patch.setattr(f"{run}.reports.meaning_of", lambda _: "")
         yield

@@ -94,9 +94,6 @@ def _log_excess(
     if is_search:
         parts = parts.above(np.max(parts.log_weight, axis=0) - _NEGLIGIBLE_IN_SEARCH)
     ratios = Ratios.of(parts, cover, replaced=replaced)
-    # Excesses increase with the ratio and are summed over the components, so an upper
-    # bound of negligible components suffices.
-    ratios = dataclasses.replace(ratios, is_rough=True)
     if replaced:
         rule = rule._replace(direction="symmetric")
     windows = _upper_windows(t, ratios, rule.direction)

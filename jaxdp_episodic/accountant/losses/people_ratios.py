@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -174,7 +175,7 @@ def turned(w: Points, slope: Array) -> Factor:
 
 
 def log_products(
-    exponent: np.ndarray, factor: Factor, *, is_rough: bool = False
+    exponent: np.ndarray, factor: Factor
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the logarithms of ``sum_j e^exponent factor``, (C, K, n)."""
     column = np.max(exponent, axis=1, keepdims=True)
@@ -188,7 +189,7 @@ def log_products(
     re, *im = found = [np.ascontiguousarray(a.transpose(1, 2, 0)) for a in found]
     poor = (np.hypot(re, im[0]) if im else np.abs(re)) < _LEAST_SUM
     peak = np.broadcast_to(top, re.shape)
-    if np.any(poor) and not is_rough:
+    if np.any(poor):
         peak = peak.copy()
         _sum_again(np.argwhere(poor), exponent, factor, parts, (peak, *found))
     if not im:
@@ -218,9 +219,6 @@ def _sum_again(
 NOWHERE = 1e9  # an x for "never" of a path that rises from x on
 # Largest |P/Q - 1| for which log P/Q is computed as log1p of it.
 _LARGEST_NEAR = 0.5
-# Nats between the densities of N(0) up to which rough sums may be used. A component
-# e^-460 below the largest, with e^-70 of its weight or more, is then negligible.
-_MOST_APART = 200.0
 
 
 class Ratio(NamedTuple):
@@ -249,7 +247,6 @@ class Ratios:
     floor: Array  # (C, n) where P/Q = 1; distances w are measured from it
     replaced: bool  # whether Q is ``B^-``
     covers: bool  # whether any e is below 1
-    is_rough: bool = False  # whether negligible components may be overestimated
 
     @classmethod
     def of(cls, parts: Components, cover: Array, *, replaced: bool) -> Self:
@@ -292,20 +289,13 @@ class Ratios:
     def upper(self, w: Points) -> Ratio:
         """Returns the `Ratio` at ``floor + w``, Re w >= 0, (K, n)."""
         s, log_e = self.parts.shift, np.log(self.cover)
-        x, highest = self._at(w), np.max(self.floor, axis=0)
-        # Rough if densities of N(0) there are similar for all components.
-        apart = (highest - np.min(self.floor, axis=0)) * (w[0].max(axis=0) + highest)
-        rough = self.is_rough and bool(np.all(apart < _MOST_APART))
+        x = self._at(w)
         if self.replaced:
             rise = self._sum(0.0, turned, w)
             base = self._mixture(0.0, w)
         else:
-            rise = self._sum(self.floor * s, gained, w, is_rough=rough)
-            base = x
-            if self.covers:
-                # At least e N(0), next to which a rough sum is negligible.
-                base = self._mixture(-self.floor * s, w, is_rough=rough)
-            base = self._base(base)
+            rise = self._sum(self.floor * s, gained, w)
+            base = self._base(self._mixture(-self.floor * s, w) if self.covers else x)
         return Ratio(_add(0.0 * x[0], _less(rise, base, -log_e)), base, x)
 
     def lower(self, w: Points) -> Ratio:
@@ -366,25 +356,20 @@ class Ratios:
         return floor + w[0], None if w[1] is None else 0 * floor + w[1]
 
     def _sum(
-        self, tilt: Array | float, factor, w: Points, *, is_rough: bool = False
+        self,
+        tilt: Array | float,
+        factor: Callable[[Points, Array], Factor],
+        w: Points,
     ) -> Points:
         """Log of ``p sum_j b_j / p e^{j tilt - j² s² / 2} factor(w, j s)``."""
         exponent = self.log_shares + self.numbers * tilt
-        factors = factor(w, self.numbers * self.parts.shift)
-        found = log_products(exponent, factors, is_rough=is_rough)
-        return found[0] + self.parts.log_some[:, None], found[1]
+        re, im = log_products(exponent, factor(w, self.numbers * self.parts.shift))
+        return re + self.parts.log_some[:, None], im
 
-    def _mixture(
-        self, tilt: Array | float, w: Points, *, is_rough: bool = False
-    ) -> Points:
+    def _mixture(self, tilt: Array | float, w: Points) -> Points:
         """Returns the log of ``b_0`` plus `_sum` of ``e^{-j s w}``."""
-
-        def falling(w: Points, slope: Array) -> Factor:
-            return power(w, -slope)
-
-        return _add(
-            self.parts.log_none[:, None], self._sum(tilt, falling, w, is_rough=is_rough)
-        )
+        moved = self._sum(tilt, lambda w, slope: power(w, -slope), w)
+        return _add(self.parts.log_none[:, None], moved)
 
     def _base(self, mixture: Points) -> Points:
         """Returns the log of ``e N(0) + (1 - e)`` times the mixture, if any e < 1."""

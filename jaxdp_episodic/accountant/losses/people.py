@@ -151,10 +151,9 @@ def _densities(
     ratio: Callable[[Ratios, Points], Ratio], ratios: Ratios, w: Array
 ) -> tuple[Array, Array]:
     """Returns losses and weighted log-densities of Q at distances w, (..., n)."""
-    found = ratio(ratios, (w.reshape(-1, w.shape[-1]), None))
-    density = found.log_density()[0] + ratios.parts.log_weight[:, None]
-    shape = (-1, *w.shape)
-    return found.loss[0].reshape(shape), density.reshape(shape)
+    (loss, _), (density, _) = ratio(ratios, (w.reshape(-1, w.shape[-1]), None))
+    density = density + ratios.parts.log_weight[:, None]
+    return loss.reshape(-1, *w.shape), density.reshape(-1, *w.shape)
 
 
 def _upper_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
@@ -311,8 +310,7 @@ def _nodes(
         found = [_weighted(*piece, log_weight, cut) for piece in pieces]
         a, b, c, d = map(np.concatenate, zip(*found, strict=True))
         forward = 1.0 if replaced else 1 - backward
-        loss = np.hstack([end.loss[0] for end in ends])
-        density = np.hstack([end.log_density()[0] for end in ends])
+        loss, density = (np.hstack([end[i][0] for end in ends]) for i in range(2))
         density = np.maximum(density + forward * loss + log_weight, cut)
         loss, density = (x.reshape(-1, s.size) for x in (sign * loss, density))
         return collected((a, b), (c, d), density, loss)
@@ -339,9 +337,8 @@ def _weighted(
     ratio: Ratio, element: Pair, backward: Array, log_weight: Array, log_cut: Array
 ) -> list[Array]:
     """Returns (C K, n) parts of losses and weights on a path; 0 below the cut."""
-    re, im = ratio.loss
+    (re, im), (size, angle) = ratio
     assert im is not None  # paths lie in the plane
-    size, angle = ratio.log_density()
     size = size + log_weight
     pairs = weighted((re, np.unwrap(im, axis=1)), (size, angle), element, backward)
     counts = size + (1 - backward) * re > log_cut
@@ -496,11 +493,16 @@ class PeopleLoss(GaussianLoss, Nodes):
         count, weight, log_rest = (
             self.stacked(columns, shape) for columns in zip(*self._parts(), strict=True)
         )
-        some = (log_rest < 0) | self.loses_nothing
-        weight, e = np.where(some, weight, -np.inf), positive(e, 1.0)
+        some = ((log_rest < 0) | self.loses_nothing) & (count > 0)
+        e, count = positive(e, 1.0), np.where(count > 0, count, 1.0)
+        weight = np.where(some, weight - np.log(e), -np.inf)
         log_rest = np.minimum(log_rest, -SMALLEST)
         s = np.clip(np.where(s > 0, s, 1.0), self.SMALLEST_LOSS, self.LARGEST_LOSS)
-        return u, e, Components.of(count, weight - np.log(e), log_rest, s)
+        log_none = np.maximum(count * log_rest, LOG_ZERO)
+        log_some = np.log(-np.expm1(log_none))
+        never = np.zeros(shape, bool)
+        parts = Components(count, weight, log_some, log_none, log_rest, s, never)
+        return u, e, parts
 
     def _largest_count(self) -> Array:
         largest = np.zeros(())

@@ -38,26 +38,13 @@ _SMALL_TILT = 0.5
 class Components(NamedTuple):
     """Components of settings of any shape: arrays (C, ...), the last two (...)."""
 
-    count: Array  # n, the largest number of contributions
+    count: Array  # n >= 1, the largest number of contributions
     log_weight: Array  # log-probability of the component; -inf for padding
     log_some: Array  # ``log p``, p the probability of any contribution
     log_none: Array  # ``log(1 - p)``, kept finite
     log_rest: Array  # ``log(1 - q)`` of each contribution, kept finite
     shift: Array  # s > 0
     is_hidden: Array  # whether `sampled_together` at a rate below 1
-
-    @classmethod
-    def of(
-        cls, count: Array, log_weight: Array, log_rest: Array, shift: Array
-    ) -> Components:
-        """From counts, log-weights and rests (C, ...), and shifts (...)."""
-        some = count > 0
-        n = np.where(some, count, 1.0)
-        log_none = np.maximum(n * log_rest, LOG_ZERO)
-        log_some = np.log(-np.expm1(log_none))
-        weight = np.where(some, log_weight, -np.inf)
-        never = np.zeros_like(shift) > 0
-        return cls(n, weight, log_some, log_none, log_rest, shift, never)
 
     def sampled_together(self, rate: Array) -> Components:
         """The same if all contributions are sampled together with ``rate``."""
@@ -221,19 +208,8 @@ NOWHERE = 1e9  # an x for "never" of a path that rises from x on
 _LARGEST_NEAR = 0.5
 
 
-class Ratio(NamedTuple):
-    """Q's density over that of N(0), and P's over Q's, at (C, K, n) points."""
-
-    loss: Points  # log P/Q; complex ones up to multiples of 2 pi i
-    base: Points  # the logarithm of Q's density over that of N(0)
-    x: Points  # the points
-
-    def log_density(self) -> Points:
-        """Returns the logarithm of Q's density."""
-        (re, im), (base, angle) = self.x, self.base
-        if im is None or angle is None:
-            return base - 0.5 * re * re - LOG_SQRT_2PI, None
-        return (base + 0.5 * (im - re) * (im + re) - LOG_SQRT_2PI, angle - re * im)
+Ratio = tuple[Points, Points]
+"""log P/Q, complex ones up to multiples of 2 pi i; and the log of Q's density."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +272,7 @@ class Ratios:
         else:
             rise = self._sum(self.floor * s, gained, w)
             base = self._base(self._mixture(-self.floor * s, w) if self.covers else x)
-        return Ratio(_add(0.0 * x[0], _less(rise, base, -log_e)), base, x)
+        return _add(0.0 * x[0], _less(rise, base, -log_e)), _density(base, x)
 
     def lower(self, w: Points) -> Ratio:
         """Returns the `Ratio` at ``floor - w``, Re w >= 0, (K, n)."""
@@ -311,10 +287,10 @@ class Ratios:
         bounded = np.where(small, log_v[0], -1.0)
         if log_v[1] is None:
             near = np.log1p(-np.exp(bounded))
-            return Ratio((np.where(small, near, far[0]), None), base, x)
+            return (np.where(small, near, far[0]), None), _density(base, x)
         near = log_add_complex(np.zeros_like(bounded), (bounded, log_v[1] + math.pi))
-        loss = tuple(np.where(small, a, b) for a, b in zip(near, far, strict=True))
-        return Ratio((loss[0], loss[1]), base, x)
+        re, im = (np.where(small, a, b) for a, b in zip(near, far, strict=True))
+        return (re, im), _density(base, x)
 
     def mean_at(self, x: Array) -> Array:
         """Returns the mean of j under ``B^+`` at real x, (C, n)."""
@@ -377,6 +353,14 @@ class Ratios:
         if not self.covers:
             return re * 0.0, None if im is None else im * 0.0
         return _add(np.log(self.cover), (re + log_rest(self.cover), im))
+
+
+def _density(base: Points, x: Points) -> Points:
+    """Returns the log of a density at x, given that of its ratio to N(0)'s."""
+    (re, im), (size, angle) = x, base
+    if im is None or angle is None:
+        return size - 0.5 * re * re - LOG_SQRT_2PI, None
+    return size + 0.5 * (im - re) * (im + re) - LOG_SQRT_2PI, angle - re * im
 
 
 def _add(first: Array, second: Points) -> Points:

@@ -318,11 +318,11 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_435,
+    "jaxdp_episodic": 65_422,
     "jaxdp_episodic/accountant/describe": 4_062,
-    "jaxdp_episodic/accountant/losses": 5_376,
+    "jaxdp_episodic/accountant/losses": 5_366,
     "jaxdp_episodic/accountant/methods": 6_518,
-    "jaxdp_episodic/accountant/numerics": 3_288,
+    "jaxdp_episodic/accountant/numerics": 3_267,
     "jaxdp_episodic/accountant/questions": 6_007,
     "jaxdp_episodic/accountant/bounds": 1_974,
     "jaxdp_episodic/accountant/interop": 1_764,

@@ -18,7 +18,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     fori_loop,
     logsumexp,
     namespace,
-    stop_gradient,
 )
 from jaxdp_episodic.accountant.numerics.power_excess import (
     log_expm1,
@@ -172,7 +171,6 @@ class HalfLine(NamedTuple):
         xp = namespace(floor, last)
         scale = LARGEST_TURN / xp.maximum(furthest, LARGEST_TURN)
         length = (last - floor + xp.sqrt(2 * nats + 8)) / scale
-        floor, scale, length = stop_gradient(xp, (floor, scale, length))
         spacing = 2 * math.pi * _STRIP / (nats + _GROWTH)
         return cls(floor, scale, length, -nats / 3, spacing)
 
@@ -232,7 +230,7 @@ def log_integral(
     # Large moments are scaled down by the integrand at its peaks. If a peak were
     # missed, the sum would overflow to inf, which is a safe answer.
     scale = xp.max(xp.concatenate(exponents), axis=tuple(range(y.ndim - 1)))
-    scale = stop_gradient(xp, xp.maximum(scale - LARGEST_EXPONENT, 0.0))
+    scale = xp.maximum(scale - LARGEST_EXPONENT, 0.0)
 
     def integrand(x: Array) -> tuple[Array, ...]:
         y, b = log_parts(x)

@@ -58,6 +58,12 @@ class Canaries(NamedTuple):
         tree = Population((np.array([len(sizes)]), sizes), names)
         return dataclasses.replace(table, population=tree)
 
+    @property
+    def extremes(self) -> tuple[ExampleTable, ExampleTable]:
+        """The data with all canaries and with none."""
+        everyone = np.ones(self.number, bool)
+        return self.data(everyone), self.data(~everyone)
+
 
 def gradient_canaries(
     data: ExampleTable, step: GaussianStep, number: int, generator: np.random.Generator

@@ -33,6 +33,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.trainer.audit import game
 from jaxdp_episodic.trainer.audit.bounds import (
     CHOOSING_SHARE,
     Guesses,
@@ -46,12 +47,6 @@ from jaxdp_episodic.trainer.audit.canaries import (
     gradient_canaries,
     input_canaries,
     recording,
-)
-from jaxdp_episodic.trainer.audit.game import (
-    DELTAS,
-    ReleaseAudit,
-    audit_release,
-    claimed_epsilons,
 )
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import DISCRETE, MIXED, ClippingConfig
@@ -273,11 +268,11 @@ def audit_steps(
     training: Training,
     *,
     num_draws: int = 2_000,
-    deltas: tuple[float, ...] = DELTAS,
+    deltas: tuple[float, ...] = game.DELTAS,
     confidence: float = 0.95,
     seed: int = 0,
     on_step: OnStep | None = None,
-) -> ReleaseAudit:
+) -> game.ReleaseAudit:
     """Audits a single step of the trainer, by the steps of two runs with one canary.
 
     Every step has a new sample, and a gradient canary's contribution does not depend on
@@ -320,7 +315,7 @@ def audit_steps(
         )
     generator = np.random.default_rng(seed)
     canaries = gradient_canaries(training.data, training.budget.step, 1, generator)
-    scores, tables = [], _tables(canaries)
+    scores, tables = [], canaries.extremes
     for before, data in zip((0, steps), tables, strict=True):
 
         def tell(taken: int, _: int, before: int = before) -> None:
@@ -336,7 +331,7 @@ def audit_steps(
         epsilon(on_data(training.budget.step, t), num_steps=length, delta=deltas)
         for t in tables
     ]
-    return ReleaseAudit(np.max(claims, axis=0), bounds)
+    return game.ReleaseAudit(np.max(claims, axis=0), bounds)
 
 
 class MarkedStatistics:
@@ -501,10 +496,8 @@ def _claims(
     training: Training, canaries: Canaries, data: ExampleTable, num_steps: int
 ) -> tuple[float, float]:
     """Claimed epsilon by RDP and exactly: the largest for any choice of canaries."""
-    steps = [
-        on_data(training.budget.step, table) for table in (data, *_tables(canaries))
-    ]
-    budget = training.budget
+    budget, tables = training.budget, (data, *canaries.extremes)
+    steps = [on_data(budget.step, table) for table in tables]
     runs = [
         dataclasses.replace(budget, step=step).run(num_steps)
         for step in dict.fromkeys(steps)
@@ -516,21 +509,15 @@ def _claims(
     return by_rdp, exactly
 
 
-def _tables(canaries: Canaries) -> tuple[ExampleTable, ExampleTable]:
-    """The data with all canaries and with none: the largest and the smallest sizes."""
-    everyone = np.ones(canaries.number, bool)
-    return canaries.data(everyone), canaries.data(~everyone)
-
-
 def audit_statistics(
     training: Training,
     *,
     num_draws: int = 2_000,
-    deltas: tuple[float, ...] = DELTAS,
+    deltas: tuple[float, ...] = game.DELTAS,
     confidence: float = 0.95,
     seed: int = 0,
     on_draws: Callable[[int], None] | None = None,
-) -> ReleaseAudit:
+) -> game.ReleaseAudit:
     """Audits all private statistics of a run together, with one canary, many times.
 
     They are released with the run's noise from a generated table of a few classes, each
@@ -580,9 +567,9 @@ def audit_statistics(
         parts = zip(released, directions, variances, strict=True)
         return float(sum(np.sum(total * way) / v for total, way, v in parts))
 
-    return audit_release(
+    return game.audit_release(
         lambda _, with_unit: sums(with_unit, 1.0),
-        claimed=claimed_epsilons(training.budget.run(len(steps)), deltas=deltas),
+        claimed=game.claimed_epsilons(training.budget.run(len(steps)), deltas=deltas),
         deltas=deltas,
         num_draws=num_draws,
         score=score,

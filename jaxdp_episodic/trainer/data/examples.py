@@ -12,23 +12,9 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import read_arrays
-from jaxdp_episodic.trainer.data.folders import (
-    decoded_parts,
-    is_image_name,
-    listed_classes,
-    listed_images,
-)
+from jaxdp_episodic.trainer.data import folders, user_files
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, id_array
 from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, INVERTED, UNIT
-from jaxdp_episodic.trainer.data.user_files import (
-    columns_of,
-    ids_of,
-    images_or_features,
-    names_of_columns,
-    number_columns,
-    numbers_of,
-    scaled_images,
-)
 
 _TABLES = (".csv", ".parquet")
 
@@ -70,7 +56,9 @@ def read_examples(
         )
     size = shape[0] if shape[0] == shape[1] else None
     named = ((str(file), file) for file in files)
-    codes = np.concatenate(list(decoded_parts(named, size, shape[2] == 1, shape)))
+    codes = np.concatenate(
+        list(folders.decoded_parts(named, size, shape[2] == 1, shape))
+    )
     values = CODE_VALUES[INVERTED if source.get("inverted") else UNIT]
     return Examples(names, values[codes], units, None)
 
@@ -80,7 +68,7 @@ def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | 
     first = paths[0]
     if not first.is_dir():
         for path in paths:
-            if not is_image_name(path.name):
+            if not folders.is_image_name(path.name):
                 raise ValueError(
                     f"{path} must be an image, a folder, or a file .npz, .csv or "
                     ".parquet"
@@ -89,7 +77,7 @@ def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | 
     if len(paths) > 1:
         raise ValueError(f"{first} must be the only folder, got {len(paths)} paths")
     if any(one.is_dir() and one.name[0] != "." for one in first.iterdir()):
-        found = listed_classes(first)
+        found = folders.listed_classes(first)
         units = found.units["class"]
         empty = sorted(set(found.public_units or ()) - set(units.tolist()))
         if empty:
@@ -99,7 +87,7 @@ def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | 
             )
         pairs = zip(units.tolist(), found.paths, strict=True)
         return found.paths, [f"{unit}/{path.name}" for unit, path in pairs], units
-    files = listed_images(first)
+    files = folders.listed_images(first)
     if not files:
         raise ValueError(f"{first} must hold images, or folders of them; it has none")
     return files, [path.name for path in files], None
@@ -110,7 +98,7 @@ def _of_arrays(
 ) -> Examples:
     """Returns the examples of an npz file: layout of `load_npz`, labels optional."""
     arrays = read_arrays(path, max_bytes=MAX_BYTES)
-    is_images, values = images_or_features(path, arrays)
+    is_images, values = user_files.images_or_features(path, arrays)
     name, is_grey = "images" if is_images else "features", shape[-1:] == (1,)
     kinds = [shape, shape[:-1]] if is_images and is_grey else [shape]
     axes = next((n for n in (1, 2) if values.shape[n:] in kinds and values.size), 0)
@@ -123,7 +111,7 @@ def _of_arrays(
     number = math.prod(grid)
     values = values.reshape(number, *values.shape[axes:])
     if is_images:
-        values = scaled_images(values)
+        values = user_files.scaled_images(values)
     units, targets = arrays.get("labels"), arrays.get("targets")
     if axes == 2:
         classes = arrays.get("classes")
@@ -154,22 +142,32 @@ def _of_table(
             "are unknown; give an .npz file, or a folder of images if the release "
             "reads images"
         )
-    there, unit, target = names_of_columns(path), str(groups[-1]), source.get("target")
+    there, unit, target = (
+        user_files.names_of_columns(path),
+        str(groups[-1]),
+        source.get("target"),
+    )
     others = [name for name in (unit, target) if name in there]
     is_csv = path.suffix.lower() == ".csv"
     wanted = [*features, *others] if is_csv else others
-    columns, first = columns_of(path, wanted, max_bytes=MAX_BYTES)
+    columns, first = user_files.columns_of(path, wanted, max_bytes=MAX_BYTES)
     if is_csv:
-        numbers = [numbers_of(columns[name], name, path, first) for name in features]
+        numbers = [
+            user_files.numbers_of(columns[name], name, path, first) for name in features
+        ]
         values = np.stack(numbers, axis=1).astype(np.float32)
     else:
-        values = np.concatenate(list(number_columns(path, features)[1]()))
+        values = np.concatenate(list(user_files.number_columns(path, features)[1]()))
     if not len(values):
         raise ValueError(f"{path} must have at least one record, has none")
     targets = None
     if isinstance(target, str) and target in others:
-        targets = numbers_of(columns[target], target, path, first).astype(np.float32)
-    units = ids_of(columns[unit], unit, path, first) if unit in others else None
+        targets = user_files.numbers_of(columns[target], target, path, first).astype(
+            np.float32
+        )
+    units = (
+        user_files.ids_of(columns[unit], unit, path, first) if unit in others else None
+    )
     names = [str(record + 1) for record in range(len(values))]
     if values.shape[1:] != shape:
         raise ValueError(f"{path} must give examples of shape {shape}")

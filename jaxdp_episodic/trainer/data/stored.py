@@ -15,14 +15,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.files import column_folder
 from jaxdp_episodic.files.atomic import LOCK, locked, sync_folder, sync_tree
-from jaxdp_episodic.files.column_folder import (
-    is_complete,
-    open_split,
-    write_column,
-    write_manifest,
-    write_rows,
-)
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.splits import TRAIN, ClassSplit
 from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, StoredFeatures
@@ -111,7 +105,7 @@ def load_stored(path: str | os.PathLike[str], split: str = TRAIN) -> ExampleTabl
         checksums of features only by `jaxdp-episodic data check`.
     """
     folder = Path(path)
-    found = open_split(folder, split)
+    found = column_folder.open_split(folder, split)
     features = StoredFeatures(found.columns["features"], found.encoding)
     small = {n: c.whole() for n, c in found.columns.items() if n != "features"}
     targets, owners = small.get("targets"), None
@@ -142,7 +136,7 @@ def store(
     on_progress: Progress = lambda done, total, what: None,
 ) -> None:
     """Writes tables into a folder; it appears complete or not at all."""
-    if is_complete(folder):
+    if column_folder.is_complete(folder):
         raise FileExistsError(
             f"{folder} is already complete; name another folder, or check it with "
             "`jaxdp-episodic data check`"
@@ -196,7 +190,9 @@ def _write(
         inside, table = folder / split, one.numbers
         inside.mkdir()
         shape = (table.num_examples, *one.shape)
-        write_rows(inside / "features.npy", one.dtype, shape, counted(one))
+        column_folder.write_rows(
+            inside / "features.npy", one.dtype, shape, counted(one)
+        )
         tree = table.population
         columns = {f"level{j}.counts": c for j, c in enumerate(tree.children_counts, 1)}
         columns |= {f"level{j}.ids": i for j, i in enumerate(tree.unit_ids or (), 1)}
@@ -205,8 +201,8 @@ def _write(
         if table.owners is not None:
             columns |= {"owners": table.owners.codes, "people": table.owners.names}
         for name, values in columns.items():
-            write_column(inside / f"{name}.npy", values)
-    write_manifest(
+            column_folder.write_column(inside / f"{name}.npy", values)
+    column_folder.write_manifest(
         folder,
         {split: (r.numbers.level_names, r.encoding) for split, r in splits.items()},
         made_from=made_from,

@@ -14,15 +14,9 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import CLASS
+from jaxdp_episodic.files import parquet_file
 from jaxdp_episodic.files.archive import array_names, read_arrays
 from jaxdp_episodic.files.json_file import repeated
-from jaxdp_episodic.files.parquet_file import (
-    holds_files,
-    parquet_arrays,
-    parquet_batches,
-    parquet_columns,
-    parquet_files,
-)
 from jaxdp_episodic.files.table_file import csv_lines, read_csv_columns
 from jaxdp_episodic.trainer.data.folders import decoded_parts, first_decoded
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, id_array
@@ -365,7 +359,7 @@ def number_columns(
 
     It yields (n, numbers) float32; the lists of a column are side by side.
     """
-    first = next(parquet_arrays(path, features, rows=1), None)
+    first = next(parquet_file.parquet_arrays(path, features, rows=1), None)
     if first is None:
         raise ValueError(f"{path} must have at least one record, has none")
     widths = [column.size for column in first]
@@ -374,7 +368,7 @@ def number_columns(
 
     def parts() -> Iterator[np.ndarray]:
         before = 0
-        for columns in parquet_arrays(path, features, rows=rows):
+        for columns in parquet_file.parquet_arrays(path, features, rows=rows):
             numbers = []
             for name, column, width in zip(features, columns, widths, strict=True):
                 if column.ndim > 2 or column.size != len(column) * width or not width:
@@ -397,11 +391,11 @@ def _image_column(
     tuple[int, ...], np.dtype, str | None, Callable[[np.ndarray], Iterator[Part]]
 ]:
     """Returns the reader of a column of images: files, or lists of numbers."""
-    if holds_files(path, name):
+    if parquet_file.holds_files(path, name):
 
         def files() -> Iterator[tuple[str, io.BytesIO]]:
             record = 0
-            for cells in parquet_files(path, name, rows=_BATCH_IMAGES):
+            for cells in parquet_file.parquet_files(path, name, rows=_BATCH_IMAGES):
                 for content in cells:
                     record += 1
                     yield f"{name} in record {record} of {path}", io.BytesIO(content)
@@ -419,7 +413,7 @@ def _image_column(
     rows = max(min(_BATCH_BYTES // (16 * length), _BATCH_ROWS), 1)
 
     def lists(rows: int = rows) -> Iterator[np.ndarray]:
-        for (column,) in parquet_arrays(path, [name], rows=rows):
+        for (column,) in parquet_file.parquet_arrays(path, [name], rows=rows):
             if column.size != len(column) * length:
                 raise ValueError(
                     f"column {name[:60]!r} of {path} must have {length} numbers per "
@@ -454,7 +448,7 @@ def columns_of(
             refuse_numbers_as_names(file, names_of_columns(file), wanted)
             return read_csv_columns(file, wanted, max_bytes=max_bytes), 2
         columns: dict[str, list[Any]] = {name: [] for name in wanted}
-        for names, cells in parquet_batches(
+        for names, cells in parquet_file.parquet_batches(
             file, wanted, rows=_BATCH_ROWS, max_bytes=max_bytes
         ):
             for name, column in zip(names, cells, strict=True):
@@ -474,7 +468,7 @@ def names_of_columns(file: Path) -> list[str]:
             _, cells = next(csv_lines(file), (1, []))
         assert not isinstance(cells, ValueError)  # errors in line 1 are raised
         return cells
-    return list(parquet_columns(file))
+    return list(parquet_file.parquet_columns(file))
 
 
 def numbers_of(

@@ -11,16 +11,8 @@ from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import WithoutReplacement
 from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.draw import tree_draw
 from jaxdp_episodic.trainer.draw.rows import TreeRows
-from jaxdp_episodic.trainer.draw.tree_draw import (
-    NO_UNIT,
-    NULL,
-    check_levels,
-    draw_units,
-    make_level,
-    rank_within,
-    without_replacement,
-)
 
 
 def random_blocks(
@@ -30,7 +22,7 @@ def random_blocks(
     size = int(np.asarray(design.people_per_block))
     order = generator.permutation(int(np.asarray(design.num_people)))
     blocks = order[: len(order) // size * size].reshape(-1, size)
-    blocks = np.where(blocks < num_known, blocks, NULL)
+    blocks = np.where(blocks < num_known, blocks, tree_draw.NULL)
     return np.repeat(blocks, int(np.asarray(design.episodes_per_block)), axis=0)
 
 
@@ -41,13 +33,13 @@ class BlockRows(TreeRows):
         self._design, self._num_known = design, num_known
         pool = np.array([int(design.num_possible_episodes)])
         width = int(np.asarray(design.people_per_block))
-        super().__init__((make_level(design.episodes, pool),), (width,))
+        super().__init__((tree_draw.make_level(design.episodes, pool),), (width,))
 
     def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Returns the (J, people per block) people of the drawn episodes."""
-        drawn = draw_units(self.levels, generator)
+        drawn = tree_draw.draw_units(self.levels, generator)
         people = random_blocks(self._design, self._num_known, generator)[drawn]
-        return people, np.full(len(people), NO_UNIT)
+        return people, np.full(len(people), tree_draw.NO_UNIT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +76,7 @@ class BlockExamples:
                 "examples in a block depends on the people in the data"
             )
         of_classes, of_examples = levels = _levels(design)
-        check_levels([level.name for level in levels], population)
+        tree_draw.check_levels([level.name for level in levels], population)
         listed = int(np.asarray(design.num_people))
         if len(owners.names) > listed:
             raise ValueError(
@@ -150,12 +142,12 @@ class BlockExamples:
         """Returns (J * ways, size) examples, -1 where a slot is not filled."""
         number = len(people)
         counts = np.full(number, self.num_classes)
-        classes = without_replacement(counts, self.ways, generator).child
+        classes = tree_draw.without_replacement(counts, self.ways, generator).child
         people = np.repeat(people, self.ways, axis=0)  # (J * ways, b)
         first, count = self._ranges(people, classes[:, None])
         assert self.slots is not None
         public = np.full(len(people), self.slots)
-        slot = without_replacement(public, self.size, generator).child
+        slot = tree_draw.without_replacement(public, self.size, generator).child
         slot = slot.reshape(len(people), self.size)
         ends = np.cumsum(count, axis=1)
         # The people of a block fill its slots one after another.
@@ -164,7 +156,7 @@ class BlockExamples:
         owner = np.where(filled, owner, 0)
         begins = np.take_along_axis(first - ends + count, owner, axis=1)
         place = np.where(filled, begins + slot, 0)
-        return np.where(filled, self.order[place], NULL)
+        return np.where(filled, self.order[place], tree_draw.NULL)
 
     def _among_filled(
         self, people: np.ndarray, generator: np.random.Generator
@@ -187,9 +179,9 @@ class BlockExamples:
         groups, begins = groups[enough], begins[enough]
         of_row = groups // self.num_classes
         chosen = np.lexsort((generator.random(len(groups)), of_row))
-        rank = rank_within(of_row[chosen], number)
+        rank = tree_draw.rank_within(of_row[chosen], number)
         kept, rank = chosen[rank < self.ways], rank[rank < self.ways]
-        drawn = np.full((number * self.ways, self.size), NULL)
+        drawn = np.full((number * self.ways, self.size), tree_draw.NULL)
         drawn[of_row[kept] * self.ways + rank] = self.order[
             place[begins[kept][:, None] + np.arange(self.size)]
         ]

@@ -23,19 +23,10 @@ _ROUNDS = 20
 
 
 def generator(key: bytes) -> np.random.Generator:
-    """Returns NumPy's generator on the ChaCha20 stream of a key.
-
-    Someone who sees part of the stream but not the key cannot, by any known attack,
-    distinguish the rest from independent fair bits.
-
-    Args:
-      key: 32 secret bytes, used for nothing else.
-
-    Raises:
-      TypeError, ValueError: any other key.
-
-    Reference: Bernstein (2008), "ChaCha, a variant of Salsa20"; RFC 8439.
-    """
+    """Returns NumPy's generator on the ChaCha20 stream of 32 secret bytes."""
+    # Someone who sees part of the stream but not the key cannot, by any known attack,
+    # distinguish the rest from independent fair bits. Bernstein (2008), "ChaCha, a
+    # variant of Salsa20"; RFC 8439.
     if not isinstance(key, bytes):
         raise TypeError(f"key must be bytes, got {type(key).__name__}")
     if len(key) != KEY_BYTES:
@@ -46,12 +37,7 @@ def generator(key: bytes) -> np.random.Generator:
 
 
 class Keys:
-    """The source of a run's keys.
-
-    Without a seed each key is fresh entropy from the operating system. With a seed
-    (whole number >= 0) a key is a function of seed, purpose and step: repeatable, and
-    *not private*.
-    """
+    """The source of a run's keys: fresh entropy, or with a seed *not private*."""
 
     def __init__(self, seed: int | None) -> None:
         self.is_seeded = seed is not None
@@ -69,16 +55,7 @@ class Keys:
 def step_generator(entropy: int, step: int) -> np.random.Generator:
     """Returns the generator of one draw, a function of its arguments.
 
-    For your own loops that must repeat a draw; `Trainer` does not need it.
-
-    Args:
-      entropy: whole number >= 0 of any size. For a private run use at least 128 random
-        bits, and keep them secret as long as the draws.
-      step: whole number >= 0; different steps have independent streams.
-
-    Raises:
-      TypeError: an argument that is not a whole number.
-      ValueError: a negative argument.
+    A private run needs an entropy of at least 128 random bits, as secret as the draws.
     """
     for name, value in {"entropy": entropy, "step": step}.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer):

@@ -32,14 +32,8 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.step import check_clip_unit
 from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.draw import complete
 from jaxdp_episodic.trainer.draw.blocks import BlockExamples, BlockRows, random_blocks
-from jaxdp_episodic.trainer.draw.complete import (
-    SEED,
-    CompleteUnits,
-    Needs,
-    complete_in_draw,
-    counted,
-)
 from jaxdp_episodic.trainer.draw.rows import (
     Epoch,
     EpochRows,
@@ -202,11 +196,11 @@ class EpisodeSampler:
         self.expected_units: float = self._rows.expected
         self.max_units: int = self._rows.largest
 
-    def complete_units(self, needs: Needs) -> CompleteUnits:
+    def complete_units(self, needs: complete.Needs) -> complete.CompleteUnits:
         """Returns the mean number of clip units, and an *estimate* of complete ones."""
-        draws = self.draws(np.random.default_rng(SEED))
+        draws = self.draws(np.random.default_rng(complete.SEED))
         found = ((len(draw.mask), self.complete_in(draw, needs)) for draw in draws)
-        return counted(found, self.slot_shape, self.expected_units)
+        return complete.counted(found, self.slot_shape, self.expected_units)
 
     def draws(self, generator: np.random.Generator) -> Iterator[Draw]:
         """Yields draws without end, going through one epoch after another if any."""
@@ -217,13 +211,13 @@ class EpisodeSampler:
                 for members in self.begin_epoch(generator):
                     yield self.draw(generator, members)
 
-    def complete_in(self, draw: Draw, needs: Needs) -> int:
+    def complete_in(self, draw: Draw, needs: complete.Needs) -> int:
         """Returns the number of complete clip units in a draw of this sampler."""
         fewest = self.slot_shape[-2] if len(self.slot_shape) > 1 else 1
         # An episode needs two classes to tell apart; Poisson sampling may draw one.
         if len(self._below) > 1 and isinstance(self._below[-2].scheme, Poisson):
             fewest = 2
-        return complete_in_draw(draw.mask, draw.holds_null, needs, fewest)
+        return complete.complete_in_draw(draw.mask, draw.holds_null, needs, fewest)
 
     @property
     def steps_per_epoch(self) -> int | None:

@@ -54,11 +54,9 @@ def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
 
 
 def sum_of_squares(leaves: Sequence[Array]) -> Array:
-    """Returns the sum of squares of all numbers, with the error bound of `_shortened`.
-
-    Each row is summed in any order. The row sums are then added pairwise, half to half:
-    a compiler does not merge these additions with those within a row.
-    """
+    """Returns the sum of squares, with the error bound of `_shortened`."""
+    # Each row is summed in any order. The row sums are then added pairwise, half to
+    # half: a compiler does not merge these additions with those within a row.
     length = _longest_row([leaf.size for leaf in leaves])
     rows = [row for leaf in leaves for row in _rows(leaf.reshape(-1), length)]
     sums = jnp.concatenate([jnp.sum(jnp.square(row), axis=1) for row in rows])

@@ -25,16 +25,8 @@ import numpy as np
 from jax import Array
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.files import column_folder
 from jaxdp_episodic.files.atomic import LOCK, locked
-from jaxdp_episodic.files.column_folder import (
-    MANIFEST,
-    StoredColumn,
-    compare_sums,
-    is_complete,
-    open_split,
-    write_manifest,
-    write_rows,
-)
 from jaxdp_episodic.trainer.config.training_parts import (
     LEAST_SIDE,
     ONNX,
@@ -241,9 +233,9 @@ class FixedFeatures:
         made_from = {"settings": settings, "data": data.fingerprint}
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(folder):
-            if is_complete(folder):
+            if column_folder.is_complete(folder):
                 try:
-                    found = open_split(folder)
+                    found = column_folder.open_split(folder)
                     if found.made_from == made_from:
                         return _opened(found.columns["features"], data)
                     reason = "it was made from other data or settings"
@@ -254,12 +246,12 @@ class FixedFeatures:
                     stacklevel=4,
                 )
             names = {inside.name for inside in folder.iterdir()}
-            others = names - {MANIFEST, TRAIN, LOCK}
+            others = names - {column_folder.MANIFEST, TRAIN, LOCK}
             if others:
                 raise FileExistsError(
                     f"{folder} must be a cache of features, but has {min(others)!r}"
                 )
-            (folder / MANIFEST).unlink(missing_ok=True)
+            (folder / column_folder.MANIFEST).unlink(missing_ok=True)
             parts, path = self._made(data.features), folder / TRAIN / "features.npy"
             first = next(parts)
             path.parent.mkdir(exist_ok=True)
@@ -274,20 +266,24 @@ class FixedFeatures:
                     starts, itertools.chain([first], parts), strict=False
                 )
             )
-            write_rows(path, first.dtype, shape, placed)
-            write_manifest(folder, {TRAIN: (("example",), None)}, made_from=made_from)
-            found = open_split(folder)
+            column_folder.write_rows(path, first.dtype, shape, placed)
+            column_folder.write_manifest(
+                folder, {TRAIN: (("example",), None)}, made_from=made_from
+            )
+            found = column_folder.open_split(folder)
             return _opened(found.columns["features"], data)
 
 
-def _opened(column: StoredColumn, data: ExampleTable) -> np.ndarray | StoredFeatures:
+def _opened(
+    column: column_folder.StoredColumn, data: ExampleTable
+) -> np.ndarray | StoredFeatures:
     """Returns cached features: on disk, or in memory after checking the checksum."""
     if column.shape[0] != data.num_examples:
         raise ValueError(f"it has {column.shape[0]} rows")
     features = StoredFeatures(column)
     if isinstance(data.features, StoredFeatures):
         return features
-    compare_sums([column])
+    column_folder.compare_sums([column])
     return features[:]
 
 

@@ -41,24 +41,8 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import generator as random_generator
 from jaxdp_episodic.trainer.gradient.noise import checked_noise, drawn_noise
 from jaxdp_episodic.trainer.learners.episode import Episode
+from jaxdp_episodic.trainer.statistics import plda
 from jaxdp_episodic.trainer.statistics.mixed import Mixed, MixedModel
-from jaxdp_episodic.trainer.statistics.plda import (
-    COUNTED,
-    RIDGE_BEFORE_MEANS,
-    RIDGE_OF_NOISE,
-    Start,
-    class_projection,
-    projected,
-    second_moment,
-    sum_of_rows,
-    sums_by_class,
-    symmetric_noise,
-    weighed_projection,
-    whitened,
-    whitened_rows,
-    whole_rows,
-    with_mean,
-)
 from jaxdp_episodic.trainer.statistics.terms import (
     MOST_EXAMPLES,
     PRODUCT_STEPS,
@@ -122,7 +106,7 @@ class PrivateStatistics:
         self.config, self.data = config, data
         self.noise = _validation.choice("noise", noise, NOISES)
         self._shots = _validation.whole_number("shots", shots, minimum=0)
-        self._made: tuple[Start, ExampleTable] | None = None
+        self._made: tuple[plda.Start, ExampleTable] | None = None
         number = math.prod(data.features.shape[1:])
         self._features = data.features.reshape(data.num_examples, number)
         self._mixed = MixedModel.of(config) if config.kind == MIXED else None
@@ -185,12 +169,12 @@ class PrivateStatistics:
                 found[WITHIN] = state._replace(projection=state.whitening).released()
         return found | ({STATISTICS: last} if is_whole else {})
 
-    def initial(self) -> Start | Mixed:
+    def initial(self) -> plda.Start | Mixed:
         """Returns the state before the first release."""
         number = self._features.shape[1]
         if self._mixed is not None:
             return self._mixed.initial(number)
-        return Start(
+        return plda.Start(
             jnp.zeros(number, jnp.float32),
             jnp.zeros((), jnp.float32),
             jnp.eye(number, dtype=jnp.float32),
@@ -204,7 +188,7 @@ class PrivateStatistics:
         generator: np.random.Generator,
         key: bytes,
         noise_multiplier: float,
-    ) -> Start | Mixed:
+    ) -> plda.Start | Mixed:
         """Releases one statistic with its noise, and returns the new state.
 
         Args:
@@ -219,7 +203,7 @@ class PrivateStatistics:
 
     def with_sum(
         self, state: Any, index: int, noised: np.ndarray, noise_multiplier: float
-    ) -> Start | Mixed:
+    ) -> plda.Start | Mixed:
         """Returns the state updated with the result of `noised_sum`.
 
         It depends only on releases and on the table's shape. Arguments as in `release`.
@@ -230,22 +214,24 @@ class PrivateStatistics:
             adds = self._mixed.with_line if kind == _ALL else self._mixed.with_tasks
             return adds(state, noised, noise)
         if kind == MEAN:
-            state = with_mean(state, noised)
+            state = plda.with_mean(state, noised)
             if self.config.kind == MEAN:
                 return state._replace(projection=state.whitening)
             return state
         if kind == _PAIRS:
             before_means = self.config.between == MEANS
-            ridge = RIDGE_BEFORE_MEANS if before_means else RIDGE_OF_NOISE
-            return whitened(state, noised, noise, ridge)
+            ridge = plda.RIDGE_BEFORE_MEANS if before_means else plda.RIDGE_OF_NOISE
+            return plda.whitened(state, noised, noise, ridge)
         if kind == MEANS:
             norm = contribution_norm(self.steps[index])
             noised, noise = noised / norm, noise / norm
-            return class_projection(state, noised, noise, self.dimensions, self._shots)
+            return plda.class_projection(
+                state, noised, noise, self.dimensions, self._shots
+            )
         classes = max(float(state.count), 1.0)
         if self._num_classes is not None:
             classes = float(self._num_classes)
-        return weighed_projection(state, noised, noise, self.dimensions, classes)
+        return plda.weighed_projection(state, noised, noise, self.dimensions, classes)
 
     def noised_sum(
         self,
@@ -269,7 +255,7 @@ class PrivateStatistics:
             noise = drawn_noise(self.noise, deviation, total.size, stream)
             noise = noise.reshape(total.shape)
         else:
-            noise = symmetric_noise(self.noise, deviation, len(total), stream)
+            noise = plda.symmetric_noise(self.noise, deviation, len(total), stream)
         return (total + noise) / PRODUCT_STEPS
 
     def sum_of_zeros(self, state: Any, index: int) -> np.ndarray:
@@ -302,7 +288,7 @@ class PrivateStatistics:
             total = total + self._summed(kind, state, _part(terms, here), here)
             start = max(stop, 1)
         if kind == MEAN:
-            total = np.append(total, self._units.number * COUNTED)
+            total = np.append(total, self._units.number * plda.COUNTED)
         return total
 
     def _summed(self, kind: str, state: Any, terms: Terms, here: slice) -> np.ndarray:
@@ -326,7 +312,7 @@ class PrivateStatistics:
                 return self._mixed.pooled_moment(rows, terms.shares)
             return self._mixed.pair_moment(rows, terms.shares, state)
         if kind == MEAN:
-            return sum_of_rows(rows, terms.shares)
+            return plda.sum_of_rows(rows, terms.shares)
         for other in others:
             rows = rows - other
         if kind == MEANS:
@@ -334,11 +320,13 @@ class PrivateStatistics:
             # as far apart as `contribution_norm` states.
             most = round(PRODUCT_STEPS * contribution_norm(self.steps[-1]) ** 2)
             number = len(self._units.sizes)
-            return sums_by_class(rows, owner, number, most, state.whitening, state.mean)
+            return plda.sums_by_class(
+                rows, owner, number, most, state.whitening, state.mean
+            )
         center = state.mean if kind == _ALL else None
-        return second_moment(rows, terms, state.whitening, center)
+        return plda.second_moment(rows, terms, state.whitening, center)
 
-    def table(self, state: Start) -> ExampleTable:
+    def table(self, state: plda.Start) -> ExampleTable:
         """Returns the data with projected features; computed once per state.
 
         Each row's result depends bit for bit only on that row, as clipping requires.
@@ -346,8 +334,8 @@ class PrivateStatistics:
         if self._made is None or self._made[0] is not state:
             data = self.data
             parts = [
-                whitened_rows(
-                    whole_rows(self._features[start : start + _ROWS]),
+                plda.whitened_rows(
+                    plda.whole_rows(self._features[start : start + _ROWS]),
                     state.projection,
                     state.mean,
                 ).astype(np.float32)
@@ -370,7 +358,7 @@ class PrivateStatistics:
         """Returns rows for `_sum_of`; for a mixed model features, then the target."""
         features, targets = self._features[which], self.data.targets
         if self._mixed is None:
-            return features if kind == MEAN else whole_rows(features)
+            return features if kind == MEAN else plda.whole_rows(features)
         assert targets is not None
         return np.concatenate([features, targets[which, None]], axis=1)
 
@@ -403,7 +391,7 @@ class Started:
     def embedding(self, params: Any, inputs: Array) -> Array:
         """Returns the other learner's embedding of examples; see `ProtoNet`."""
         start = params["start"]
-        seen = projected(inputs, start["mean"], start["projection"])
+        seen = plda.projected(inputs, start["mean"], start["projection"])
         is_float = jnp.issubdtype(inputs.dtype, jnp.floating)
         seen = seen.astype(inputs.dtype if is_float else seen.dtype)
         return self.learner.embedding(params["model"], seen)
@@ -413,6 +401,6 @@ def _seen(start: Any, episode: Episode) -> Episode:
     """Returns the episode with projected features."""
     number = len(episode.support_inputs)
     inputs = jnp.concatenate([episode.support_inputs, episode.query_inputs])
-    seen = projected(inputs, start["mean"], start["projection"])
+    seen = plda.projected(inputs, start["mean"], start["projection"])
     seen = seen.astype(episode.support_mask.dtype)
     return episode._replace(support_inputs=seen[:number], query_inputs=seen[number:])

@@ -323,11 +323,9 @@ def _square_of_moment(whole: np.ndarray) -> int | None:
 
 
 def times(whole: np.ndarray, matrix: np.ndarray, longest: float) -> np.ndarray:
-    """Returns whole rows (n, D) times a public matrix (D, k), up to a factor, exactly.
-
-    The matrix is first rounded, to about 2^-31 of its longest column. ``longest`` is a
-    public bound on the rows' norms. Raises a ValueError if products were not exact.
-    """
+    """Returns whole rows times a public matrix (D, k), exactly up to a factor."""
+    # The matrix is first rounded, to about 2^-31 of its longest column. ``longest`` is
+    # a public bound on the rows' norms.
     matrix = matrix.astype(np.float64)
     reach = longest * np.linalg.norm(matrix, axis=0).max(initial=0.0)
     bits = _PRODUCT_BITS - math.ceil(math.log2(reach)) if reach else 0

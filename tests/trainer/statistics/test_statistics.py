@@ -319,7 +319,7 @@ def test_the_number_of_classes_is_public_or_as_released(monkeypatch, unit, class
         given.append(classes)
         return weighed_projection(state, moment, noise, dimensions, classes)
 
-    monkeypatch.setattr(statistics_module, "weighed_projection", projection)
+    monkeypatch.setattr(statistics_module.plda, "weighed_projection", projection)
     own = statistics(gaussian_classes((6,) * 60), unit=unit)
     state = own.initial()._replace(count=np.float32(1_000))
     own.release(state, len(own.steps) - 1, np.random.default_rng(0), KEY, 1.0)

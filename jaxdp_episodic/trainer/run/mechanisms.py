@@ -31,7 +31,7 @@ from jaxdp_episodic.trainer.draw.complete import Needs
 from jaxdp_episodic.trainer.draw.generators import KEY_BYTES, Keys, generator
 from jaxdp_episodic.trainer.draw.groups import GroupSampler
 from jaxdp_episodic.trainer.draw.sampler import Draw
-from jaxdp_episodic.trainer.gradient.clip_norm import longest
+from jaxdp_episodic.trainer.gradient.clip_norm import longest, next_clip_norm
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient, Released
 from jaxdp_episodic.trainer.gradient.processes import Processes
@@ -44,8 +44,8 @@ from jaxdp_episodic.trainer.run.state import (
     RunMismatchError,
     TrainingState,
     array_types,
+    compiled_update,
     released_params,
-    updater,
 )
 from jaxdp_episodic.trainer.run.store import EPOCH, GROUPS, RunStore
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
@@ -332,8 +332,9 @@ class GradientStep(Mechanism):
             coefficients=coefficients,
         )
         self.noise_multiplier = self.gradient.checked_noise(step.noise_multiplier)
-        deviation = self.noise_multiplier * longest(clipping) / self.normalizer
-        self.update = updater(parts.optimizer, clipping, parts.l2_clip_norm, deviation)
+        self._deviation = self.noise_multiplier * longest(clipping) / self.normalizer
+        self._bounds = clipping.bounds(parts.l2_clip_norm)
+        self._update = compiled_update(parts.optimizer)
         ends = first, budget.num_steps
         self.draws = RunDraws(sampler, parts.keys, parts.processes, *ends, parts.turn)
 
@@ -409,8 +410,22 @@ class GradientStep(Mechanism):
         return self._parts.l2_clip_norm if isinstance(norm, tuple) else float(norm)
 
     def apply(self, state: TrainingState, number: int, released: Any) -> TrainingState:
-        """The state after a release."""
-        return self.update(state, self.gradient.on_devices(released))
+        """The state after a release, of which the optimizer sees the gradient."""
+        gradient = released = self.gradient.on_devices(released)
+        clipping, norm, rise = self.gradient.clipping, self.clip_norm(state), 1.0
+        if isinstance(released, Released):
+            gradient = released.gradient
+            rise = 1.0 if released.rise is None else float(released.rise)
+        deviation = self._deviation * norm * rise
+        params, kept = self._update(
+            state.params, state.optimizer_state, gradient, deviation
+        )
+        # Unchanged statistics stay the same object: see `PrivateStatistics.table`.
+        state = state._replace(params=params, optimizer_state=kept)
+        if not clipping.counts:
+            return state
+        norm = next_clip_norm(clipping, self._bounds, norm, float(released.share))
+        return state._replace(clip_norm=jax.numpy.float32(norm))
 
     def as_release(
         self, state: TrainingState, number: int, arrays: list[np.ndarray]

@@ -8,7 +8,7 @@ import json
 import platform
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -22,9 +22,7 @@ from jaxdp_episodic.files.json_file import differences
 from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.gradient.clip_norm import next_clip_norm
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
-from jaxdp_episodic.trainer.gradient.private_gradient import Released
 from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.learners.optimizers import average_of
 
@@ -85,37 +83,9 @@ def refuse_other_state(saved: Mapping[str, str], wanted: Mapping[str, str]) -> N
         )
 
 
-def updater(
-    optimizer: optax.GradientTransformation,
-    clipping: ClippingConfig,
-    l2_clip_norm: float,
-    noise_deviation: float,
-) -> Callable[[TrainingState, Any], TrainingState]:
-    """Returns the compiled function ``(state, released) -> state``."""
-    bounds = clipping.bounds(l2_clip_norm)
-    moved = _compiled_update(optimizer)
-
-    def update(state: TrainingState, released: Any) -> TrainingState:
-        gradient, norm, rise = released, l2_clip_norm, 1.0
-        if isinstance(released, Released):
-            gradient = released.gradient
-            rise = 1.0 if released.rise is None else float(released.rise)
-        if clipping.counts:
-            norm = float(state.clip_norm)
-        deviation = noise_deviation * norm * rise
-        params, kept = moved(state.params, state.optimizer_state, gradient, deviation)
-        # Unchanged statistics stay the same object: see `PrivateStatistics.table`.
-        state = state._replace(params=params, optimizer_state=kept)
-        if not clipping.counts:
-            return state
-        norm = next_clip_norm(clipping, bounds, norm, float(released.share))
-        return state._replace(clip_norm=jnp.asarray(norm, jnp.float32))
-
-    return update
-
-
 @functools.lru_cache(maxsize=8)  # a run that is resumed or repeated compiles nothing
-def _compiled_update(optimizer: optax.GradientTransformation) -> Any:
+def compiled_update(optimizer: optax.GradientTransformation) -> Any:
+    """Returns the program (params, state, gradient, noise) -> (params, state)."""
     optimizer = optax.with_extra_args_support(optimizer)
 
     @jax.jit

@@ -172,10 +172,17 @@ class Trainer:
         ways = getattr(learner, "ways", [1, 1, *main.sampler.slot_shape][-2])
         self._stages = selection.Stages(learner, start, params, ways)
         self.has_default_normalizer = normalizer is None and budget.takes_steps
-        how = {"seed": seed, "l2_clip_norm": norm, "shots": shots, "noise": noise}
-        how |= {"normalizer": self.normalizer, "settings": dict(settings or {})}
         self.run: dict[str, Any] = described_run(
-            budget, data, learner, clipping=self.clipping, **how
+            budget,
+            data,
+            learner,
+            seed=seed,
+            clipping=self.clipping,
+            l2_clip_norm=norm,
+            shots=shots,
+            noise=noise,
+            normalizer=self.normalizer,
+            settings=dict(settings or {}),
         )
         state = initial_state(
             optimizer,

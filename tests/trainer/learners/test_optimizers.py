@@ -5,14 +5,14 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdp_episodic.trainer.config.training_parts import ClippingConfig, OptimizerConfig
+from jaxdp_episodic.trainer.config.training_parts import OptimizerConfig
 from jaxdp_episodic.trainer.learners.optimizers import (
     average_of,
     averaged,
     built_optimizer,
     noise_corrected_adam,
 )
-from jaxdp_episodic.trainer.run.state import TrainingState, updater
+from jaxdp_episodic.trainer.run.state import compiled_update
 from training_runs import plain_trainer
 
 RATE, FLOOR = 0.1, 0.25
@@ -21,11 +21,11 @@ START = np.float32([1.0, -2.0, 0.5, 0.0])
 
 def moved(optimizer, gradients, noise):
     """The change of the parameters by each update of the optimizer."""
-    update = updater(optimizer, ClippingConfig(kind="fixed"), 1.0, noise)
-    state, found = TrainingState(START, optimizer.init(START)), [START]
+    update, found = compiled_update(optimizer), [START]
+    params, state = START, optimizer.init(START)
     for gradient in gradients:
-        state = update(state, gradient)
-        found.append(np.asarray(state.params))
+        params, state = update(params, state, gradient, noise)
+        found.append(np.asarray(params))
     return np.diff(np.array(found, np.float64), axis=0)
 
 

@@ -40,23 +40,10 @@ from jaxdp_episodic.trainer.data.sources import Omniglot
 from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.stored_features import INVERTED
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.learners import learners, models
 from jaxdp_episodic.trainer.learners.adapted import adapted, begin_with, parameters_file
 from jaxdp_episodic.trainer.learners.episode import code_of
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.learners.learners import (
-    ANIL,
-    MAML,
-    BayesianRegression,
-    Classifier,
-    ProtoNet,
-    as_they_are,
-)
-from jaxdp_episodic.trainer.learners.models import (
-    apply_and_params,
-    built_module,
-    learner_of,
-    split_model,
-)
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
 from jaxdp_episodic.trainer.run.adaptive import (
     AdaptiveTrainer,
@@ -122,7 +109,7 @@ def built_model(
     if config.start is not None and config.start.kind == MIXED:
         return MixedModel.of(config.start), {}
     learner, model = config.learner, config.model
-    features, apply, params = None, as_they_are, {}
+    features, apply, params = None, learners.as_they_are, {}
     if model is None and own.model is None:
         pass  # the features as they are: statistics alone, or "bayes"
     elif own.model is None:
@@ -130,16 +117,16 @@ def built_model(
         assert model is not None
         embeds = learner.kind == PROTONET
         model = dataclasses.replace(model, skip=model.skips(config.step.sampling))
-        module = built_module(model, input_shape, outputs, embeds=embeds)
+        module = models.built_module(model, input_shape, outputs, embeds=embeds)
         if model.parameters is not None:
             begin_with(module, parameters_file(model.parameters, own.base))
         module, wrt = adapted(module, model.train, model.rank, model.seed)
-        apply, params = split_model(module, wrt=wrt)
+        apply, params = models.split_model(module, wrt=wrt)
         if learner.kind == CLASSIFIER:
-            features, _ = split_model(module, "hidden", wrt=wrt)
+            features, _ = models.split_model(module, "hidden", wrt=wrt)
     else:
         seed = 0 if model is None else model.seed
-        apply, params = apply_and_params(own.model, input_shape, seed=seed)
+        apply, params = models.apply_and_params(own.model, input_shape, seed=seed)
         needs_features = learner.kind == CLASSIFIER and learner.embed != LOGITS
         if needs_features and own.learner is None:
             raise ValueError(
@@ -147,9 +134,9 @@ def built_model(
                 f"{learner.embed!r}; or give a learner of your own"
             )
     if own.learner is not None:
-        return learner_of(own.learner, apply), params
+        return models.learner_of(own.learner, apply), params
     made = _learner(learner, apply, features, ways)
-    if isinstance(made, BayesianRegression):
+    if isinstance(made, learners.BayesianRegression):
         example = jax.ShapeDtypeStruct((1, *input_shape), jnp.float32)
         size = jax.eval_shape(apply, params, example).size
         scale, noise = learner.prior_scale, learner.noise_scale
@@ -166,12 +153,12 @@ def num_outputs(config: TrainingConfig, ways: int | None, num_classes: int) -> i
 
 
 _LEARNERS = {
-    PROTONET: ProtoNet,
-    PLDA: ProtoNet,
-    CLASSIFIER: Classifier,
-    BAYES: BayesianRegression,
-    "maml": MAML,
-    "anil": ANIL,
+    PROTONET: learners.ProtoNet,
+    PLDA: learners.ProtoNet,
+    CLASSIFIER: learners.Classifier,
+    BAYES: learners.BayesianRegression,
+    "maml": learners.MAML,
+    "anil": learners.ANIL,
 }
 
 

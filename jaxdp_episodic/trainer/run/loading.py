@@ -27,15 +27,10 @@ from jaxdp_episodic.trainer.config.training_parts import (
 )
 from jaxdp_episodic.trainer.config.training_start import MOST_POWERS
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
+from jaxdp_episodic.trainer.learners import models
 from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.learners import BayesianRegression, as_they_are
-from jaxdp_episodic.trainer.learners.models import (
-    apply_and_params,
-    built_module,
-    learner_of,
-    split_model,
-)
 from jaxdp_episodic.trainer.run.evaluation import calibration_of, for_ways
 from jaxdp_episodic.trainer.run.release import (
     AS_THEY_ARE,
@@ -236,7 +231,7 @@ def _functions(
     if OWN in described:
         if model is None:
             return functions, {}
-        functions[MODEL], like = apply_and_params(model, shape)
+        functions[MODEL], like = models.apply_and_params(model, shape)
         return functions, like
     outputs = _validation.whole_number("model.outputs", described["outputs"])
     embeds = _validation.flag("model.embeds", described["embeds"])
@@ -244,15 +239,15 @@ def _functions(
     config = ModelConfig.from_dict(given, where="model")
 
     def made() -> Any:
-        return built_module(config, shape, outputs, embeds=embeds)
+        return models.built_module(config, shape, outputs, embeds=embeds)
 
     # By shapes alone: the file may ask for more than fits in memory.
     state = nnx.to_pure_dict(nnx.state(nnx.eval_shape(made), nnx.Param))
     _check_shapes(_below(depth, wanted), _shapes(flat_params(state)))
     module = made()
-    functions[MODEL], like = split_model(module)
+    functions[MODEL], like = models.split_model(module)
     if hasattr(module, HIDDEN):
-        functions[HIDDEN], _ = split_model(module, HIDDEN)
+        functions[HIDDEN], _ = models.split_model(module, HIDDEN)
     return functions, like
 
 
@@ -273,7 +268,7 @@ def _learner(fields: Mapping[str, Any], functions: Mapping[str, Any], own: Any) 
                 "learner must be given, as it was to the run: it had its own, "
                 f"{_validation.shown(fields.get('name'))}"
             )
-        return learner_of(own, _function(MODEL, functions))
+        return models.learner_of(own, _function(MODEL, functions))
     cls = LEARNERS[_validation.choice("learner.type", kind, LEARNERS)]
     kinds = {field.name: field for field in dataclasses.fields(cls)}
     for name in set(fields) - {"type"} - kinds.keys():

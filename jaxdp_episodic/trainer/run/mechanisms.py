@@ -36,7 +36,6 @@ from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient, Released
 from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.learners import episode
-from jaxdp_episodic.trainer.learners.episode import Block
 from jaxdp_episodic.trainer.run import checks
 from jaxdp_episodic.trainer.run.checks import found_in_both
 from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
@@ -67,7 +66,7 @@ class PreparedStep(NamedTuple):
     """Draw and noise of one step, made ahead by another thread for it alone."""
 
     step: int  # number of the step
-    blocks: list[Block]  # of its draw
+    blocks: list[episode.Block]  # of its draw
     noise: Any  # for the sum; None except in the first process
     complete: int  # number of complete contributions in the draw, over all processes
 

@@ -24,19 +24,10 @@ from jaxdp_episodic.files.atomic import atomic_folder
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.trainer.data.owners import id_array
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
+from jaxdp_episodic.trainer.learners import learners
 from jaxdp_episodic.trainer.learners.adapted import plain_params
 from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.learners.learners import (
-    ANIL,
-    MAML,
-    BayesianRegression,
-    Classifier,
-    ProtoNet,
-    Ridge,
-    Supervised,
-    as_they_are,
-)
 from jaxdp_episodic.trainer.run.evaluation import Calibration, for_ways
 from jaxdp_episodic.trainer.run.report import RunStatement
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
@@ -56,14 +47,14 @@ VERSION = 1  # of `DESCRIPTION`; other versions are refused
 LEARNERS = {
     cls.__name__: cls
     for cls in (
-        ANIL,
-        BayesianRegression,
-        Classifier,
-        MAML,
+        learners.ANIL,
+        learners.BayesianRegression,
+        learners.Classifier,
+        learners.MAML,
         MixedModel,
-        ProtoNet,
-        Ridge,
-        Supervised,
+        learners.ProtoNet,
+        learners.Ridge,
+        learners.Supervised,
     )
 }
 
@@ -99,7 +90,8 @@ def without_adapters(learner: Any, params: Any) -> Any:
     apply: Any = getattr(learner, "apply", None)
     if not hasattr(apply, "module"):
         return params
-    inner = params["model"] if isinstance(learner, BayesianRegression) else params
+    has_prior = isinstance(learner, learners.BayesianRegression)
+    inner = params["model"] if has_prior else params
     whole = plain_params(apply.module(inner))
     return whole if inner is params else {**params, "model": whole}
 
@@ -185,7 +177,7 @@ def described_learner(learner: Any) -> dict[str, Any]:
         return {"type": OWN, "name": f"{cls.__module__}.{cls.__qualname__}"}
     fields = {one.name: getattr(learner, one.name) for one in dataclasses.fields(cls)}
     for name, value in fields.items():
-        if value is as_they_are:
+        if value is learners.as_they_are:
             fields[name] = AS_THEY_ARE
         elif callable(value):
             fields[name] = HIDDEN if name == "features" else MODEL
@@ -293,8 +285,8 @@ class Release:
         """
         if self.is_regression:
             raise NotImplementedError("this release predicts numbers: use predict")
-        if isinstance(self.learner, Supervised) and not isinstance(
-            self.learner, Classifier
+        if isinstance(self.learner, learners.Supervised) and not isinstance(
+            self.learner, learners.Classifier
         ):
             raise NotImplementedError(
                 "Supervised tells its training classes apart, and no others; "

@@ -7,7 +7,7 @@ training data it sees releases only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -190,8 +190,7 @@ class Scoring:
                 # The same few classes in all episodes say little about others: only
                 # what is released without a choice is compared with the features.
                 names = list(dict.fromkeys((names[0], chosen.name)))
-            place, pairs = best_of([by_split[name] for name in names])
-            released, behind = names[place], dict(zip(names, pairs, strict=True))
+            released, behind = best_of({name: by_split[name] for name in names})
             number = by_split[released].num_classes
             by_name = {stage.name: stage for stage in (*stages, *early)}
             chosen = by_name[released]
@@ -265,18 +264,19 @@ def choosing_split(
     return split, ""
 
 
-def best_of(scores: Sequence[EpisodeScores]) -> tuple[int, list[tuple[float, float]]]:
-    """Returns the place of the best, the first if several are equal.
+def best_of(
+    scores: Mapping[str, EpisodeScores],
+) -> tuple[str, dict[str, tuple[float, float]]]:
+    """Returns the name of the best, the first if several are equal.
 
     Also by how much it is ahead of each, and the standard error; inf ahead of one whose
     score is not finite.
     """
-    best = max(scores, key=lambda one: one.value)
-    behind = [
-        best.ahead_of(one) if np.isfinite(one.value) else (np.inf, 0.0)
-        for one in scores
-    ]
-    return list(map(id, scores)).index(id(best)), behind
+    best = max(scores, key=lambda name: scores[name].value)
+    return best, {
+        name: scores[best].ahead_of(one) if np.isfinite(one.value) else (np.inf, 0.0)
+        for name, one in scores.items()
+    }
 
 
 FEATURES = "features"

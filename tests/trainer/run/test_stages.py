@@ -240,8 +240,8 @@ def hits(*numbers):
     ],
 )
 def test_the_first_of_the_best_stages_is_chosen(scores, place, behind):
-    found, pairs = best_of([hits(*one) for one in scores])
-    assert found == place and pairs[0] == pytest.approx(behind)
+    found, pairs = best_of({str(n): hits(*one) for n, one in enumerate(scores)})
+    assert found == str(place) and pairs["0"] == pytest.approx(behind)
 
 
 @pytest.mark.parametrize(

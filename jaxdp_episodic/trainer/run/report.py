@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -256,14 +256,13 @@ def privacy_statement(
     time.
     """
     clipping, adapts = clipping or _FIXED, isinstance(budget, AdaptiveBudget)
-    head = "\n".join(opening(is_private=budget.is_private, is_seeded=is_seeded))
-    rows: list[tuple[Any, Any]] = [(True, head)]
+    texts = ["\n".join(opening(is_private=budget.is_private, is_seeded=is_seeded))]
     if not budget.is_private:
-        return _page(rows)
-    about_people = ""
+        return _page(texts)
+    about_people = list[str]()
     if isinstance(budget, AdaptiveBudget):
         first, has_drawn = budget.first, True
-        rows += _adaptive_rows(budget, noise, fixed, clipping)
+        texts += _of_adaptive(budget, noise, fixed, clipping)
         block = "\n".join(
             [
                 textwrap.fill(f"{name:<12} {text}", _WIDTH, subsequent_indent=13 * " ")
@@ -275,7 +274,7 @@ def privacy_statement(
     else:
         public = public_budget(budget) if for_release else budget
         if public is None:
-            return _page(rows + [(True, text) for text in _unsized(budget)])
+            return _page(texts + _unsized(budget))
         first, has_drawn = public.before, num_steps > len(public.before)
         report, _ = report_of_budget(
             public,
@@ -283,38 +282,41 @@ def privacy_statement(
             None if for_release else people,
             has_default_normalizer=has_default_normalizer,
         )
-        rows += _planned_rows(public, num_steps, report, noise, clipping)
+        texts += _of_plan(public, num_steps, report, noise, clipping)
         block = str(report)
         if people is not None:
-            about_people = _of_a_person(report, people, for_release=for_release)
-    rows += [
-        (
-            True,
-            f"The run released {'the noised sums and ' * bool(first)}the parameters"
-            f"{' and the clip norm' * clipping.counts} after every step"
-            f"{', the noisy scores, and its choices' * adapts}. The guarantee does "
-            "not cover what is not released: the full log, which holds losses and "
-            "norms of private data; "
-            f"{'which examples each step drew; ' * has_drawn}and scores on held-out "
-            f"data{' without noise' * adapts}, which reveal something about the people "
-            "in these. Sizes in this statement come from the config. If they were "
-            "counted in the data, the guarantee does not cover them.",
-        ),
-        (about_people, about_people),
-        (truncation, truncation and bounded(truncation, for_release=for_release)),
-    ]
-    return _page(rows, block)
+            about_people = [_of_a_person(report, people, for_release=for_release)]
+    texts.append(
+        f"The run released {'the noised sums and ' * bool(first)}the parameters"
+        f"{' and the clip norm' * clipping.counts} after every step"
+        f"{', the noisy scores, and its choices' * adapts}. The guarantee does not "
+        "cover what is not released: the full log, which holds losses and norms of "
+        f"private data; {'which examples each step drew; ' * has_drawn}and scores on "
+        f"held-out data{' without noise' * adapts}, which reveal something about the "
+        "people in these. Sizes in this statement come from the config. If they were "
+        "counted in the data, the guarantee does not cover them."
+    )
+    texts += about_people
+    if truncation:
+        texts.append(bounded(truncation, for_release=for_release))
+    return _page(texts, block)
 
 
-def _planned_rows(
+def _of_plan(
     budget: PrivacyBudget,
     num_steps: int,
     report: PrivacyReport,
     noise: str,
     clipping: ClippingConfig,
-) -> list[tuple[Any, str]]:
-    """Paragraphs about a plan, and whether each applies."""
-    num_charged = int(budget.owed(num_steps))
+) -> list[str]:
+    """Paragraphs about a plan."""
+    texts, num_charged = list[str](), int(budget.owed(num_steps))
+    if num_charged != num_steps:
+        texts.append(
+            f"It ended after {num_steps:,} steps, within an epoch and not by its plan, "
+            f"and is charged for {num_charged:,}: the end may depend on what was "
+            "released."
+        )
     before = min(len(budget.before), num_steps)
     is_early, epsilon = num_steps < budget.num_steps, report.epsilon
     if is_early:
@@ -328,6 +330,7 @@ def _planned_rows(
             f"cost epsilon {upward(report.epsilon)}: "
             f"{in_words.owed_by_plan(budget.epsilon, budget.delta)}."
         )
+    texts.append(words)
     deviations, replaced = dict[str, list[str]](), ""
     for step in budget.before[:before]:
         deviation = step.noise_multiplier * (norm := contribution_norm(step))
@@ -335,34 +338,25 @@ def _planned_rows(
         deviations.setdefault(str(step.clip_unit), []).append(f"{deviation:.5g}")
     joined = _JOINED.get(str(budget.step.privacy_unit), "")
     noises = (f"{', '.join(each)} for each {of}" for of, each in deviations.items())
-    return [
-        (
-            num_charged != num_steps,
-            f"It ended after {num_steps:,} steps, within an epoch and not by its plan, "
-            f"and is charged for {num_charged:,}: the end may depend on what was "
-            "released.",
-        ),
-        (True, words),
-        (
-            before,
+    if before:
+        texts.append(
             f"Each of {before} private statistics is one sum over all of the data, in "
             f"which each contribution has norm 1 or less. To the sums {kind} was added,"
             f" of standard deviation {'; '.join(noises)}."
-            f"{joined * (GIVEN in deviations)}{replaced}",
-        ),
-        (
-            num_steps > before,
+            f"{joined * (GIVEN in deviations)}{replaced}"
+        )
+    if num_steps > before:
+        texts.append(
             f"In each of {num_steps - before:,} gradient steps "
             f"{clipped_and_noised(clipping, kind, budget.step)}. The draws are secret, "
-            "and the sampler that made them is the one that is accounted.",
-        ),
-        (True, bits),
-    ]
+            "and the sampler that made them is the one that is accounted."
+        )
+    return [*texts, bits]
 
 
-def _adaptive_rows(
+def _of_adaptive(
     budget: AdaptiveBudget, noise: str, fixed: Sequence[str], clipping: ClippingConfig
-) -> list[tuple[Any, str]]:
+) -> list[str]:
     """Paragraphs about an adaptive budget."""
     given = dict.fromkeys(budget.first, "the contribution")
     given |= dict.fromkeys(budget.checks, "the score")
@@ -373,7 +367,7 @@ def _adaptive_rows(
         f"{budget.taken[name]:,} |"
         for name, step in budget.options.items()
     ]
-    texts = (
+    return [
         _guarantee(budget.a_step, budget.epsilon, "its data", budget.delta),
         "The run chose each step in view of its earlier releases. The options were "
         "fixed before the first step, and the guarantee holds for the worst way to "
@@ -381,8 +375,7 @@ def _adaptive_rows(
         "ended early.",
         "\n".join(menu),
         " ".join(adaptive_methods(budget, noise, fixed, clipping)),
-    )
-    return [(True, text) for text in texts]
+    ]
 
 
 def adaptive_methods(
@@ -483,10 +476,12 @@ def people_of(data: ExampleTable, unit: str) -> PersonBounds | None:
     return fitting_bounds(data)
 
 
-def _page(rows: Iterable[tuple[Any, Any]], block: str = "") -> str:
-    """The paragraphs of the rows whose condition holds, and a block of code."""
-    texts = [text.strip() for is_said, text in rows if is_said]
-    return "\n\n".join([*texts, *([f"```\n{block}\n```"] if block else [])]) + "\n"
+def _page(texts: Sequence[str], block: str = "") -> str:
+    """Paragraphs, and a block of code if there is one."""
+    shown = [text.strip() for text in texts]
+    if block:
+        shown.append(f"```\n{block}\n```")
+    return "\n\n".join(shown) + "\n"
 
 
 def _guarantee(

@@ -100,12 +100,12 @@ def take_all_steps(
     return noted
 
 
-def try_out(run: Any, evaluations: Mapping[str, Evaluation], *, is_tried: bool) -> None:
-    """Tries the evaluations and, unless ``is_tried``, the steps to come of a `Trainer`.
+def try_out(run: Any, evaluations: Mapping[str, Evaluation]) -> None:
+    """Tries the steps to come of a `Trainer`, once, and evaluations at every call.
 
     All processes call it. It uses no data, key or noise of the run.
     """
-    if run.has_ended:
+    if (run.is_tried and not evaluations) or run.has_ended:
         return
     for name, mechanism in run.mechanisms.items():
         with _explained(f"tracing the step {name!r}"):
@@ -117,7 +117,7 @@ def try_out(run: Any, evaluations: Mapping[str, Evaluation], *, is_tried: bool) 
         for name, learner, params in run.stages_to_come():
             with _explained(f"tracing the score of {name!r} on {split!r}"):
                 evaluation.trace(learner, params)
-    if is_tried:
+    if run.is_tried:
         return
     run.processes.meet()  # else others would wait for a process that failed
     state = run.state
@@ -126,6 +126,7 @@ def try_out(run: Any, evaluations: Mapping[str, Evaluation], *, is_tried: bool) 
             with _explained(f"running the step {name!r} on zeros"):
                 state = mechanism.try_out(state)
     run.processes.meet()
+    run.is_tried = True
 
 
 @contextmanager

@@ -197,7 +197,7 @@ class Trainer:
         self._now = (self._gradient.on_devices(state), 0)
         self.ledger, self.versions = Ledger(budget), described_versions()
         self.recipe: Mapping[str, Any] = {}
-        self._is_joined = self._is_tried = False
+        self._is_joined = self.is_tried = False
         self._last_release = 0  # number of the last released step
         self.selection: selection.Selection | None = None
         self._given, self._name = folder, ""
@@ -332,13 +332,7 @@ class Trainer:
         """
         self._join()
         with self.processes.together():
-            self._try_out(evaluations or {})
-
-    def _try_out(self, evaluations: Mapping[str, Evaluation]) -> None:
-        """Tries the steps the first time, the evaluations every time."""
-        if evaluations or not self._is_tried:
-            try_out(self, evaluations, is_tried=self._is_tried)
-        self._is_tried = True
+            try_out(self, evaluations or {})
 
     def step(self, prepared: PreparedStep | None = None) -> dict[str, Any]:
         """Charges and takes one step; returns its private diagnostics.
@@ -360,7 +354,7 @@ class Trainer:
         """
         self._join()
         with self.processes.together():
-            self._try_out({})
+            try_out(self, {})
             if self._store is None and self._given and self.processes.is_first:
                 self._open_by_hand(self._given)
             private = self._step(prepared)
@@ -526,7 +520,7 @@ class Trainer:
         self._join()
         with self.processes.together():
             if not self.processes.is_first:
-                self._try_out({})
+                try_out(self, {})
                 with self.ahead() as ahead:
                     for prepared in ahead:
                         self.step(prepared)
@@ -536,7 +530,7 @@ class Trainer:
                 self.begin(folder)
                 # Before any charge.
                 selection.choosing_split(self, evaluations or {}, select)
-                self._try_out(evaluations or {})
+                try_out(self, evaluations or {})
                 with self.opened(folder) as store:
                     scoring = selection.Scoring(self, store, evaluations, select=select)
                     records = take_all_steps(self, store, scoring, every, on_step)

@@ -28,8 +28,9 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     OldLedger,
 )
 from jaxdp_episodic.files.atomic import sync_folder
+from jaxdp_episodic.trainer.run.ledger import refuse_other_state
+from jaxdp_episodic.trainer.run.mechanisms import array_types
 from jaxdp_episodic.trainer.run.run_files import read_log
-from jaxdp_episodic.trainer.run.state import array_types, refuse_other_state
 from jaxdp_episodic.trainer.run.store import BEST, EPOCH, RunStore, new_store
 
 _HEAD = struct.Struct("<QQQ8s8s")  # step, checkpoint, length, run, hash of these

@@ -1,4 +1,4 @@
-"""The charges of a run: counted, and refused beyond the budget.
+"""The charges of a run, refused beyond the budget, and the description of a run.
 
 Inside `Ledger.writing_to` a charge is in the run's file before it counts; elsewhere it
 is in memory only. An adaptive run's choice is written together with its charge.
@@ -6,11 +6,19 @@ is in memory only. An adaptive run's choice is written together with its charge.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
+import platform
+import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxdp_episodic import _validation
@@ -18,6 +26,7 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
+    PrivacyBudget,
     SpentAhead,
     public_budget,
 )
@@ -27,13 +36,13 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     content_of,
 )
 from jaxdp_episodic.accountant.report.sentences import upward
+from jaxdp_episodic.files.json_file import differences
 from jaxdp_episodic.trainer.config.training_adaptive import Released, ScoreThen
+from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
+from jaxdp_episodic.trainer.data.people import Truncation
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
-from jaxdp_episodic.trainer.run.state import (
-    described_step,
-    refuse_other_run,
-    refuse_other_state,
-)
 from jaxdp_episodic.trainer.run.store import Mark, RunStore, Saved
 
 
@@ -361,3 +370,164 @@ def described_choices(
         "rule": getattr(rule, "to_dict", lambda: getattr(rule, "__name__", "?"))(),
         "adaptive": adaptive | steps,
     }
+
+
+# --- What a run is ---
+
+# Keys of a run's description that determine its epsilon or its data.
+_ACCOUNTED = frozenset(
+    "step before target units data seed l2_clip_norm clipping noise adaptive checks"
+    "".split()
+)
+# Depth of nested functions and values that a part's description shows.
+_DEPTH = 8
+# Most characters of a part's repr.
+_MOST_SHOWN = 2000
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Packages on which draws and sums depend.
+_PACKAGES = ("jaxdp-episodic", "jax", "jaxlib", "numpy", "randomgen", "flax", "optax")
+
+
+def described_run(
+    budget: PrivacyBudget,
+    data: ExampleTable,
+    learner: Any,
+    *,
+    seed: int | None,
+    clipping: ClippingConfig,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Returns what a run is, as plain values; `refuse_other_run` compares them."""
+    return {
+        "step": described_step(budget.step),
+        "before": [described_step(step) for step in budget.before],
+        "target": {
+            "epsilon": str(budget.epsilon),
+            "delta": budget.delta,
+            "num_steps": budget.num_steps,
+        },
+        "learner": described_learner(learner),
+        # By level, units without records included: a message can name what is missing.
+        "units": data.num_units,
+        "data": data.fingerprint,
+        "seed": "from the operating system" if seed is None else seed,
+        **({} if clipping.kind == FIXED else {"clipping": clipping.to_dict()}),
+        **settings,
+    }
+
+
+def described_step(step: GaussianStep) -> dict[str, Any]:
+    """Returns the step without its population, which the data's fingerprint covers."""
+    fields = step.to_dict()
+    return {k: fields[k] for k in fields if k not in ("version", "type", "population")}
+
+
+def described_learner(learner: Any) -> dict[str, Any]:
+    """Returns a learner's type and its plain fields."""
+    plain: dict[str, Any] = {"type": type(learner).__name__}
+    if dataclasses.is_dataclass(learner):
+        for field in dataclasses.fields(learner):
+            value = getattr(learner, field.name)
+            if isinstance(value, bool | int | float | str):
+                plain[field.name] = value
+    return plain
+
+
+def described_part(value: Any, depth: int = 0) -> Any:
+    """Returns a user's own part as plain values that differ between different parts."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if depth == _DEPTH:
+        return name
+    if isinstance(value, Mapping):
+        return {str(k): described_part(v, depth + 1) for k, v in value.items()}
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype} {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        return [described_part(one, depth + 1) for one in value]
+    if isinstance(value, functools.partial):
+        parts = (value.func, value.args, value.keywords)
+        return {"partial": described_part(parts, depth + 1)}
+    if code := getattr(value, "__code__", None):
+        inside = zip(code.co_freevars, value.__closure__ or (), strict=True)
+        given = {k: described_part(cell.cell_contents, depth + 1) for k, cell in inside}
+        return {"function": f"{value.__module__}.{value.__qualname__}", **given}
+    return {"type": name, "shown": _ADDRESS.sub("", repr(value))[:_MOST_SHOWN]}
+
+
+class RunMismatchError(ValueError):
+    """A checkpoint, or another process, belongs to a run with other settings."""
+
+
+def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuses to resume if accounted settings differ; warns of other differences."""
+    found = differences(saved, wanted, "in the checkpoint", "now")
+    accounted = {k: found[k] for k in found if re.split(r"\W", k)[0] in _ACCOUNTED}
+    if accounted:
+        raise RunMismatchError(
+            f"the checkpoint is of another run: {_listed(accounted)}"
+        )
+    if found:
+        warnings.warn(
+            f"the run goes on with other settings than before: {_listed(found)}",
+            stacklevel=2,
+        )
+
+
+def check_run(processes: Processes, run: Mapping[str, Any]) -> None:
+    """Refuses a process whose run or versions differ from the first process's."""
+    if processes.count == 1:
+        return
+    own = json.loads(json.dumps(run))
+    found = differences(
+        processes.shared_value(own), own, "in the first process", "here"
+    )
+    if found:
+        raise RunMismatchError(
+            f"process {processes.index} of {processes.count} has another run than the "
+            f"first: {_listed(found)}"
+        )
+    processes.meet()
+
+
+def _listed(found: Mapping[str, str]) -> str:
+    return "; ".join(f"{key}: {words}" for key, words in found.items())
+
+
+# Read from files once: what a process has imported stays the same.
+_version = functools.cache(version)
+
+
+def described_versions() -> dict[str, str]:
+    """Returns the versions and settings on which draws and sums depend."""
+    config: Any = jax.config  # its flags are made at run time
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {
+        **versions,
+        "matmul_precision": str(config.jax_default_matmul_precision),
+        "x64": str(bool(config.jax_enable_x64)),
+    }
+
+
+def described_opening(
+    run: Mapping[str, Any], versions: Mapping[str, str], truncation: Truncation | None
+) -> dict[str, str]:
+    """Returns the environment of a process that charges, for the run's file."""
+    more = {} if truncation is None else {"people": str(truncation)}
+    if "clipping" in run:
+        more["clipping"] = json.dumps(run["clipping"])
+    machine = f"{platform.system()} {platform.machine()}"
+    return {"machine": machine, **versions, **more}
+
+
+def refuse_other_state(saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Refuses a checkpoint whose arrays are not those of this run's state."""
+    found = differences(saved, wanted, "in the checkpoint", "now")
+    if found:
+        first = "; ".join(f"{key}: {words}" for key, words in list(found.items())[:5])
+        more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
+        raise RunMismatchError(
+            "the checkpoint is of another model or optimizer: resume with the run's "
+            f"own ({first}{more})"
+        )

@@ -1,4 +1,6 @@
-"""What a run may release: a gradient step, a private statistic, a noisy score.
+"""What a run may release, and the state that follows from it.
+
+A release is a gradient step, a private statistic or a noisy score.
 
 Each mechanism is charged as one step with a description of its own. `release` draws,
 computes and adds noise; its caller has charged the step. `apply` returns the state that
@@ -8,6 +10,7 @@ follows from a release, which is post-processing and may be repeated. `trace` an
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import warnings
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -36,18 +40,79 @@ from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient, Released
 from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.learners import episode
+from jaxdp_episodic.trainer.learners.optimizers import average_of
 from jaxdp_episodic.trainer.run import checks
 from jaxdp_episodic.trainer.run.checks import found_in_both
 from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
-from jaxdp_episodic.trainer.run.state import (
-    RunMismatchError,
-    TrainingState,
-    array_types,
-    compiled_update,
-    released_params,
-)
+from jaxdp_episodic.trainer.run.ledger import RunMismatchError
 from jaxdp_episodic.trainer.run.store import EPOCH, GROUPS, RunStore
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
+
+
+class TrainingState(NamedTuple):
+    """What changes from step to step; all of it follows from releases."""
+
+    params: Any  # pytree of float arrays
+    optimizer_state: Any  # of the optax optimizer
+    start: Any = ()  # the private statistics released so far; () without any
+    # Of the next step, float32, if it follows a quantile; else ().
+    clip_norm: Any = ()
+    # Of an adaptive run, a row for each noisy score: ``release`` (its number; 0: none
+    # yet), ``check`` (index of the option), ``value``; else ().
+    scores: Any = ()
+
+
+def released_params(state: TrainingState) -> Any:
+    """Returns the parameters to evaluate and release: the last, or their average."""
+    model = average_of(state.params, state.optimizer_state)
+    if not state.start:
+        return model
+    return {"start": state.start.released(), "model": model}
+
+
+def initial_state(
+    optimizer: optax.GradientTransformation, params: Any, **fields: Any
+) -> TrainingState:
+    """Returns the state before the first step, with these further fields."""
+    dtype = training_dtype(params)
+
+    def widened(leaf: Any) -> Any:
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(dtype) if is_float else leaf
+
+    kept = optimizer.init(jax.tree.map(widened, params))
+    return TrainingState(params, jax.tree.map(jnp.asarray, kept), **fields)
+
+
+def array_types(state: Any) -> dict[str, str]:
+    """Returns types and shapes of a state's arrays, by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {
+        jax.tree_util.keystr(path): f"{leaf.dtype} {tuple(leaf.shape)}"
+        for path, leaf in leaves
+    }
+
+
+@functools.lru_cache(maxsize=8)  # a run that is resumed or repeated compiles nothing
+def compiled_update(optimizer: optax.GradientTransformation) -> Any:
+    """Returns the program (params, state, gradient, noise) -> (params, state)."""
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    @jax.jit
+    def moved(
+        params: Any, kept: Any, gradient: Any, noise_deviation: Any
+    ) -> tuple[Any, Any]:
+        # Optax mixes types: a caller's setting of strict promotion must not reach it.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, kept = optimizer.update(
+                gradient, kept, params, noise_deviation=noise_deviation
+            )
+            return optax.apply_updates(params, updates), kept
+
+    return moved
+
+
+# --- Draws ---
 
 # Who takes part in each step of an epoch; see `EpisodeSampler.begin_epoch`.
 Epoch = list[np.ndarray]
@@ -234,6 +299,8 @@ class RunDraws:
             self._epochs[number] = self._sampler.begin_epoch(generator(key))
         return self._epochs[number]
 
+
+# --- Mechanisms ---
 
 # Examples whose clipped gradients one vectorized call computes; episodes: one a call.
 _EXAMPLES_AT_ONCE = 64
@@ -424,7 +491,7 @@ class GradientStep(Mechanism):
         if not clipping.counts:
             return state
         norm = next_clip_norm(clipping, self._bounds, norm, float(released.share))
-        return state._replace(clip_norm=jax.numpy.float32(norm))
+        return state._replace(clip_norm=jnp.float32(norm))
 
     def as_release(
         self, state: TrainingState, number: int, arrays: list[np.ndarray]

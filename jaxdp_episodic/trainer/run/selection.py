@@ -27,8 +27,12 @@ from jaxdp_episodic.trainer.run.evaluation import (
     calibrated,
     reliability,
 )
+from jaxdp_episodic.trainer.run.mechanisms import (
+    TrainingState,
+    array_types,
+    released_params,
+)
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, STAGES
-from jaxdp_episodic.trainer.run.state import TrainingState, array_types, released_params
 from jaxdp_episodic.trainer.run.store import BEST, RunStore
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 

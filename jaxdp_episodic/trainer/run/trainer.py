@@ -32,7 +32,11 @@ from jaxdp_episodic.trainer.run.ledger import (
     Ledger,
     ask_rule,
     check_rule,
+    check_run,
     described_choices,
+    described_opening,
+    described_run,
+    described_versions,
     resumed_run,
     scores_in,
 )
@@ -41,21 +45,15 @@ from jaxdp_episodic.trainer.run.mechanisms import (
     DrawSecret,
     PreparedStep,
     SharedParts,
+    TrainingState,
+    array_types,
+    initial_state,
     mechanisms_of,
     no_scores,
+    released_params,
 )
 from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.report import run_statement
-from jaxdp_episodic.trainer.run.state import (
-    TrainingState,
-    array_types,
-    check_run,
-    described_opening,
-    described_run,
-    described_versions,
-    initial_state,
-    released_params,
-)
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 

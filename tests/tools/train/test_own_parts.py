@@ -16,8 +16,8 @@ from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig, LearnerConfig
 from jaxdp_episodic.trainer.learners.learners import MAML, ProtoNet
 from jaxdp_episodic.trainer.learners.models import apply_and_params, learner_of
+from jaxdp_episodic.trainer.run.ledger import described_part
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
-from jaxdp_episodic.trainer.run.state import described_part
 from training_runs import TINY, plain_trainer, trainer
 
 

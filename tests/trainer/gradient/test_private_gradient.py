@@ -16,7 +16,7 @@ from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.gradient.clipping import clip_by_norm
 from jaxdp_episodic.trainer.gradient.discrete_noise import steps_in_norm
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
-from jaxdp_episodic.trainer.run.state import RunMismatchError
+from jaxdp_episodic.trainer.run.ledger import RunMismatchError
 from jaxdp_episodic.training import (
     MAML,
     MLP,

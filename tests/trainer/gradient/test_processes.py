@@ -23,7 +23,7 @@ from jaxdp_episodic.trainer.gradient.processes import (
 )
 from jaxdp_episodic.trainer.learners.episode import make_blocks
 from jaxdp_episodic.trainer.run import checks, run_files, trainer
-from jaxdp_episodic.trainer.run.state import (
+from jaxdp_episodic.trainer.run.ledger import (
     RunMismatchError,
     check_run,
     described_versions,

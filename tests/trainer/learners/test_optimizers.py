@@ -12,7 +12,7 @@ from jaxdp_episodic.trainer.learners.optimizers import (
     built_optimizer,
     noise_corrected_adam,
 )
-from jaxdp_episodic.trainer.run.state import compiled_update
+from jaxdp_episodic.trainer.run.mechanisms import compiled_update
 from training_runs import plain_trainer
 
 RATE, FLOOR = 0.1, 0.25

@@ -23,9 +23,8 @@ from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import plan
 from jaxdp_episodic.trainer.run.checks import sampler_of
 from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
-from jaxdp_episodic.trainer.run.ledger import Ledger
+from jaxdp_episodic.trainer.run.ledger import Ledger, RunMismatchError
 from jaxdp_episodic.trainer.run.mechanisms import RunDraws
-from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.trainer.run.store import RunStore
 from jaxdp_episodic.training import AdaptiveBudget, ClippingConfig, PrivateGradient
 from rows import fast_and_slow

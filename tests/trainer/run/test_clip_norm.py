@@ -12,9 +12,9 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient import discrete_noise
 from jaxdp_episodic.trainer.gradient.clip_norm import steps_of_vote
 from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
+from jaxdp_episodic.trainer.run.ledger import RunMismatchError
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
-from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.training import ClippingConfig, TrainingConfig, read_config
 from training_runs import GROUPED, TINY, adam, classes, plain_trainer
 

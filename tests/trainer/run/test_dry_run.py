@@ -17,7 +17,7 @@ from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.learners import ProtoNet, as_they_are
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.state import RunMismatchError
+from jaxdp_episodic.trainer.run.ledger import RunMismatchError
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 from jaxdp_episodic.training import Evaluation, StartConfig, read_config, run_training
 from training_runs import (

@@ -14,8 +14,8 @@ from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 from jaxdp_episodic.trainer.config.training_parts import NOISES
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.draw.generators import Keys
+from jaxdp_episodic.trainer.run.ledger import RunMismatchError
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, STAGES, read_log
-from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.training import MLP, Supervised, split_model
 from training_runs import (
     GROUPED,

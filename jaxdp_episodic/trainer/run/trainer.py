@@ -352,7 +352,8 @@ class Trainer:
         """
         self._join()
         with self.processes.together():
-            try_out(self, {})
+            if not self.is_tried:
+                try_out(self, {})
             if self._store is None and self._given and self.processes.is_first:
                 self._open_by_hand(self._given)
             private = self._step(prepared)
@@ -538,7 +539,8 @@ class Trainer:
     def public_record(self, step: int) -> dict[str, Any]:
         """Returns the public part of a step's log record."""
         norm = {"clip_norm": self.clip_norm} if self.clipping.counts else {}
-        return {"step": step, **self.ledger.record(step, self.scores), **norm}
+        scores = self.scores if self.checks else ()
+        return {"step": step, **self.ledger.record(step, scores), **norm}
 
     def resume(self, folder: Path, *, book: str | None = None) -> int:
         """Continues the run of a folder; returns the number of its completed steps.
@@ -607,7 +609,7 @@ class Trainer:
 
     def _applied(self, mechanism: Any, number: int, released: Any) -> TrainingState:
         """Returns the state after a release, which is post-processing."""
-        before = self.state
+        before, _ = self._now
         after = mechanism.apply(before, number, released)
         state = self._gradient.on_devices(after)
         if after.start is before.start:

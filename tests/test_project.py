@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_422,
+    "jaxdp_episodic": 65_252,
     "jaxdp_episodic/accountant/describe": 4_062,
     "jaxdp_episodic/accountant/losses": 5_366,
     "jaxdp_episodic/accountant/methods": 6_518,
@@ -333,7 +333,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/gradient": 1_530,
     "jaxdp_episodic/trainer/learners": 2_465,
     "jaxdp_episodic/trainer/statistics": 1_385,
-    "jaxdp_episodic/trainer/run": 6_865,
+    "jaxdp_episodic/trainer/run": 6_812,
     "jaxdp_episodic/trainer/audit": 1_970,
     "jaxdp_episodic/tools/requests": 823,
     "jaxdp_episodic/tools/sweep": 1_209,

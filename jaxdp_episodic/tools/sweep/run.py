@@ -556,6 +556,8 @@ def run_sweep(
     With ``part`` (i, n) it evaluates every n-th chunk from the i-th, without a table.
     """
     number, parts = part or (1, 1)
+    if not 1 <= number <= parts:
+        raise ValueError(f"shard must be i/n with 1 <= i <= n, got {number}/{parts}")
     folder = SweepFolder.opened(Path(path), sweep)
     size, begun = (folder.size, folder.num_chunks), time.monotonic()
     if folder.table is not None:

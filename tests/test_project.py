@@ -318,15 +318,15 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_252,
+    "jaxdp_episodic": 65_170,
     "jaxdp_episodic/accountant/describe": 4_062,
     "jaxdp_episodic/accountant/losses": 5_366,
     "jaxdp_episodic/accountant/methods": 6_518,
     "jaxdp_episodic/accountant/numerics": 3_267,
     "jaxdp_episodic/accountant/questions": 6_007,
     "jaxdp_episodic/accountant/bounds": 1_974,
-    "jaxdp_episodic/accountant/interop": 1_764,
-    "jaxdp_episodic/accountant/report": 2_116,
+    "jaxdp_episodic/accountant/interop": 1_761,
+    "jaxdp_episodic/accountant/report": 2_110,
     "jaxdp_episodic/trainer/data": 3_600,
     "jaxdp_episodic/trainer/draw": 1_785,
     "jaxdp_episodic/trainer/config": 1_471,

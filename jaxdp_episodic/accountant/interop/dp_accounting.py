@@ -393,9 +393,20 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         return self._once((of, given), lambda: self._ask(of, given, question))
 
     def _ask(self, of: str, given: float, question: Question) -> tuple[float, float]:
-        if self._orders is not None:
-            return self._on_grid(question)
         run, order = self.run, np.nan
+        if self._orders is not None:
+            # Converts by Canonne, Kamath and Steinke (2020), at the given orders.
+            orders = np.maximum(self._orders, _LEAST_ORDER)
+            found = [
+                answer_at_orders(question, one, orders) for one in runs_of(run, None)
+            ]
+            # The smallest of several runs, each at its worst path.
+            answer, best = min(found, key=lambda each: each[0].max())
+            worst = int(answer.argmax())
+            value = answer.reshape(-1)[worst]
+            if of == "delta":
+                value = api.delta_of(value, up=True)
+            return float(value), float(self._orders[best.reshape(-1)[worst]])
         if of == "epsilon":
             value = api.epsilon(run, delta=given, method=self._method)
         else:
@@ -406,17 +417,3 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             kept = question.inside().given_kept(whole.facts.log_kept)
             order = float(np.max(rdp_bound(kept, whole.kept())[1]))
         return float(value), order
-
-    def _on_grid(self, question: Question) -> tuple[float, float]:
-        """Converts by Canonne, Kamath and Steinke (2020), at the given orders."""
-        orders = np.maximum(np.asarray(self._orders), _LEAST_ORDER)
-        found = [
-            answer_at_orders(question, run, orders) for run in runs_of(self.run, None)
-        ]
-        # The smallest of several runs, each at its worst path.
-        answer, best = min(found, key=lambda each: each[0].max())
-        worst = int(answer.argmax())
-        value = answer.reshape(-1)[worst]
-        if not question.is_epsilon:
-            value = api.delta_of(value, up=True)
-        return float(value), float(np.asarray(self._orders)[best.reshape(-1)[worst]])

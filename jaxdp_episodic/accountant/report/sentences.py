@@ -285,10 +285,18 @@ def caveats_of(
     found = []
     if any(part.noise_multiplier == 0 for part in run.gaussian_steps):
         found.append("noise_multiplier is 0: the sum is released without noise")
+    found += _everybody_drawn(level_runs)
+    for level, same in level_runs.items():
+        counts = [part.num_protected_units for part in same.gaussian_steps]
+        units = max((count for count in counts if count is not None), default=0)
+        if delta * units >= 1:
+            found.append(
+                f"level {level!r}: delta {delta:g} times {units} units is at least 1, "
+                "so publishing the data of one of them would satisfy it; use delta "
+                f"well below {1 / units:.1e}"
+            )
     return (
         *found,
-        *_everybody_drawn(level_runs),
-        *_large_delta(level_runs, delta),
         *_unprotected_levels(run, level_runs, epsilon_by_level),
         *_private_sizes(run),
         *_shuffled_epochs(run, delta),
@@ -350,20 +358,6 @@ def _clipped_text(
     if not number:
         return f"{text}, but only for units that join an empty parent"
     return f"{text}, on the paths of {number} of {int(units.sum())} {level!r} units"
-
-
-def _large_delta(level_runs: Mapping[str, ComposedSteps], delta: float) -> list[str]:
-    found = []
-    for level, run in level_runs.items():
-        counts = [part.num_protected_units for part in run.gaussian_steps]
-        units = max((count for count in counts if count is not None), default=0)
-        if delta * units >= 1:
-            found.append(
-                f"level {level!r}: delta {delta:g} times {units} units is at least 1, "
-                "so publishing the data of one of them would satisfy it; use delta "
-                f"well below {1 / units:.1e}"
-            )
-    return found
 
 
 def _unprotected_levels(

@@ -320,9 +320,9 @@ MOST_LINES = 700
 MOST_LINES_OF = {
     "jaxdp_episodic": 65_170,
     "jaxdp_episodic/accountant/describe": 4_062,
-    "jaxdp_episodic/accountant/losses": 5_366,
+    "jaxdp_episodic/accountant/losses": 5_334,
     "jaxdp_episodic/accountant/methods": 6_518,
-    "jaxdp_episodic/accountant/numerics": 3_267,
+    "jaxdp_episodic/accountant/numerics": 3_212,
     "jaxdp_episodic/accountant/questions": 6_007,
     "jaxdp_episodic/accountant/bounds": 1_974,
     "jaxdp_episodic/accountant/interop": 1_761,

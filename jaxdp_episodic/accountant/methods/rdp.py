@@ -417,9 +417,7 @@ def at_most_total_variation(
     asked = (value > 0) if question.is_epsilon else np.isfinite(value)
     total = np.zeros(run.shape)
     for loss, count in run.uses:
-        hints = loss.hints()
-        one = loss.outer_rate * hints.rate * np.minimum(0.4 * hints.shift, 1.0)
-        total = total + np.where(loss.loses_nothing, 0.0, count * one)
+        total = total + np.where(loss.loses_nothing, 0.0, count * estimate(loss))
     with np.errstate(divide="ignore"):
         asked &= np.log(total) < log_delta + NEAR
     chosen = np.flatnonzero(asked & ~run.facts.is_unprotected)
@@ -433,6 +431,13 @@ def at_most_total_variation(
     else:
         lowered[chosen] = np.minimum(lowered[chosen], bound)
     return lowered.reshape(value.shape)
+
+
+def estimate(loss: Any) -> Array:
+    """*Estimates* the total variation of one step, by a similar sampled Gaussian."""
+    hints = loss.hints()
+    share = namespace(hints.shift).minimum(0.4 * hints.shift, 1.0)
+    return loss.outer_rate * hints.rate * share
 
 
 def _log_total_variation(run: Run) -> np.ndarray:

@@ -37,7 +37,9 @@ from jaxdp_episodic.accountant.questions.dominating_pair import (
 
 # Methods with derivatives.
 METHODS = ("exact", "rdp")
-# Names of the fields that every step has, and of Rényi orders.
+# Names of arguments, and of a field that every step has.
+DELTA = "delta"
+EPSILON = "epsilon"
 NOISE = "noise_multiplier"
 NUM_STEPS = "num_steps"
 ORDERS = "orders"

@@ -33,6 +33,8 @@ from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts
 from jaxdp_episodic.accountant.questions.gradients import (
+    DELTA,
+    EPSILON,
     METHODS,
     NOISE,
     NUM_STEPS,
@@ -41,11 +43,13 @@ from jaxdp_episodic.accountant.questions.gradients import (
     scale_of,
     slope,
 )
+from jaxdp_episodic.accountant.questions.traced_program import (
+    evaluated,
+    gathered,
+    is_in_program,
+)
 from jaxdp_episodic.files.optional import require
 
-# Names of the numbers that are not fields of the step.
-DELTA = "delta"
-EPSILON = "epsilon"
 _QUESTIONS = {
     "epsilon": api.epsilon,
     "delta": api.delta,
@@ -218,10 +222,7 @@ def _canonical(place: str, value: Any) -> Any:
     """Converts a traced number, exactly, to a type that callbacks can pass."""
     import jax
 
-    sharding = jax.typeof(value).sharding
-    if any(sharding.spec):  # replicated on an explicit mesh, for one callback
-        spec = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-        value = jax.sharding.reshard(value, spec)
+    value = gathered(value)  # for one callback
     is_a = functools.partial(jax.numpy.issubdtype, value.dtype)
     if not (is_a(np.floating) or is_a(np.integer)):
         raise TypeError(
@@ -245,7 +246,10 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
 
         @jax.custom_jvp
         def rows(*leaves: Any) -> tuple[Any, ...]:
-            return _called_back(question, words, shape, dtype, leaves)
+            back = functools.partial(_called_back, dtype)
+            if dtype == np.float64 and is_in_program(question, words):
+                return evaluated(question, words, back, shape)(*leaves)
+            return back(question, words, shape, leaves)
 
         def rows_jvp(leaves: Any, tangents: Any) -> Any:
             moving = [
@@ -277,10 +281,10 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
 
 
 def _called_back(
-    question: Question,
-    words: Sequence[tuple[int, ...]],
-    shape: tuple[int, ...],
     dtype: Any,
+    question: Any,
+    words: tuple[tuple[int, ...], ...],
+    shape: tuple[int, ...],
     leaves: Sequence[Any],
 ) -> Any:
     """Calls `Question.rows` on the host; the first row is rounded up."""
@@ -447,18 +451,23 @@ class Question(NamedTuple):
         shape = np.broadcast_shapes(*(number.shape for number in missing))
 
         def moved(displacement: np.ndarray, index: np.ndarray) -> np.ndarray:
-            def some(_: str, value: Any) -> Any:
-                whole = value is ... or not np.ndim(value)
-                return value if whole else _taken(value, shape, index)
-
-            step = mapped(self.step, some, checked=False)
-            known = {name: some(name, value) for name, value in self.known.items()}
             numbers = [_taken(number, shape, index) for number in missing]
             numbers[i] = numbers[i] + displacement
-            return function(self._replace(step=step, known=known), *numbers)
+            return function(self.of_some(index, shape), *numbers)
 
         value = np.broadcast_to(missing[i], shape)
         return difference(moved, scale_of(self.places[i], value))
+
+    def of_some(self, index: np.ndarray, shape: tuple[int, ...]) -> Question:
+        """The question about some of the flattened settings."""
+
+        def some(_: str, value: Any) -> Any:
+            whole = value is ... or not np.ndim(value)
+            return value if whole else _taken(value, shape, index)
+
+        step: Any = mapped(self.step, some, checked=False)
+        known = {name: some(name, value) for name, value in self.known.items()}
+        return self._replace(step=step, known=known)
 
     def refuse_derivatives(self, by: Sequence[int], *, second: bool = False) -> None:
         """Refuses derivatives that do not exist."""

@@ -244,7 +244,9 @@ def kind(event: Any) -> str:
 
 def _name(event: Any) -> str:
     name = getattr(event, "class_name", type(event).__name__)
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+    if isinstance(name, bytes):
+        return name.decode("utf-8", "replace")
+    return name if isinstance(name, str) else _validation.shown(name)
 
 
 def _unknown_fields(thing: Any, known: str) -> str:

@@ -428,12 +428,18 @@ def test_the_known_fields_equal_dp_accountings():
             assert sorted(declared) == sorted(fields.split()), name
 
 
+def nested(depth: int) -> list[Any]:
+    """Deeper than Python's stack."""
+    return functools.reduce(lambda inner, _: [inner], range(depth), [])
+
+
 @pytest.mark.parametrize(
     "event, error, words",
     [
         (gaussian(np.array([1.0, 2.0])), ValueError, "one number"),
         (gaussian("1"), TypeError, "noise_multiplier"),
         (poisson(1.3), ValueError, "sampling_probability"),
+        (types.SimpleNamespace(class_name=nested(5000)), TypeError, "a DpEvent"),
         (
             dp_event.SampledWithoutReplacementDpEvent(10, 11, gaussian()),
             ValueError,

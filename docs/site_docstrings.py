@@ -43,7 +43,8 @@ class PlainDocstrings(griffe.Extension):
 
 
 def public_names(door: Path) -> frozenset[str]:
-    """The names that a package imports, read without importing it."""
-    nodes = ast.parse(door.read_text(encoding="utf-8")).body
-    imports = (node for node in nodes if isinstance(node, ast.ImportFrom))
-    return frozenset(alias.name for node in imports for alias in node.names)
+    """``__all__`` of a package, read without importing it."""
+    for node in ast.parse(door.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return frozenset(ast.literal_eval(node.value))
+    raise ValueError(f"{door} has no __all__")

@@ -5,8 +5,10 @@ descriptions whose numbers may be traced by JAX. See docs/in_jax.md.
 """
 
 from jaxdp_episodic.accountant.questions.traced import (
-    delta as delta,
-    epsilon as epsilon,
-    noise_multiplier as noise_multiplier,
-    rdp as rdp,
+    delta,
+    epsilon,
+    noise_multiplier,
+    rdp,
 )
+
+__all__ = ["delta", "epsilon", "noise_multiplier", "rdp"]

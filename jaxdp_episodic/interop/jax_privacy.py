@@ -1,10 +1,15 @@
 """JAX Privacy: accounts for its plans, strategies and training parameters."""
 
-from jaxdp_episodic.accountant.interop.dp_accounting import (
-    EpisodicAccountant as EpisodicAccountant,
-)
+from jaxdp_episodic.accountant.interop.dp_accounting import EpisodicAccountant
 from jaxdp_episodic.accountant.interop.jax_privacy import (
-    from_dp_params as from_dp_params,
-    from_execution_plan as from_execution_plan,
-    training_config as training_config,
+    from_dp_params,
+    from_execution_plan,
+    training_config,
 )
+
+__all__ = [
+    "EpisodicAccountant",
+    "from_dp_params",
+    "from_execution_plan",
+    "training_config",
+]

@@ -3,8 +3,7 @@
 Importing this module registers the accountant "episodic" with Opacus.
 """
 
-from jaxdp_episodic.accountant.interop.opacus import (
-    EpisodicAccountant as EpisodicAccountant,
-    StepAccountant as StepAccountant,
-)
-from jaxdp_episodic.trainer.draw.step_loader import step_loader as step_loader
+from jaxdp_episodic.accountant.interop.opacus import EpisodicAccountant, StepAccountant
+from jaxdp_episodic.trainer.draw.step_loader import step_loader
+
+__all__ = ["EpisodicAccountant", "StepAccountant", "step_loader"]

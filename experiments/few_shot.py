@@ -45,12 +45,7 @@ PIPELINES = {
     P3: ("P3: P2, then episodes", "demo"),
     SCHOOLS: ("mixed model of schools, RMSE", "schools_mixed"),
 }
-LOOKS = {
-    SCRATCH: (SKY, "o"),
-    P1: (YELLOW, "s"),
-    P2: (GREEN, "D"),
-    P3: (BLUE, "^"),
-}
+LOOKS = {SCRATCH: (SKY, "o"), P1: (YELLOW, "s"), P2: (GREEN, "D"), P3: (BLUE, "^")}
 SETTINGS = (("example", ZERO), ("example", ADD), ("class", ZERO), ("pupil", ADD))
 TICKS = (0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 Change = Callable[[TrainingConfig], dict[str, Any]]

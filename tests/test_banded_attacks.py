@@ -240,10 +240,7 @@ CYCLE = [0, 1, 0, 1]
 FAULTS = {
     "a column of norm 1.1": (Mechanism(1.1 * FALLING, 2.0), CYCLE),
     "the band kept while the cycle begins anew": (Mechanism(EQUAL, 2.0), [0, 0, 1, 0]),
-    "the cycle begun anew": (
-        Mechanism(FALLING, 2.0, at(restarts=range(6))),
-        [0] * 6,
-    ),
+    "the cycle begun anew": (Mechanism(FALLING, 2.0, at(restarts=range(6))), [0] * 6),
     "three bands on two groups": (Mechanism(unit(1, 1, 1), 2.0), [*CYCLE, 0]),
     "the price of the total for two copies": (
         Mechanism(FALLING, 2.0, at(restarts=(3,))),

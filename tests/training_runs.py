@@ -357,11 +357,7 @@ def trainer(
 def with_statistics(data, config, step, learner, *, num_steps=2, noise=0.3, **changes):
     """A run of private statistics, then of steps."""
     own = PrivateStatistics(
-        data,
-        config,
-        privacy_unit="example",
-        neighboring_relation="zero_out",
-        slots=6,
+        data, config, privacy_unit="example", neighboring_relation="zero_out", slots=6
     )
     step = dataclasses.replace(step, neighboring_relation="zero_out")
     before = tuple(
@@ -416,14 +412,7 @@ def by_parity(released):
     return names[int(1e4 * abs(weight + last)) % len(names)]
 
 
-def adaptive(
-    rule=by_parity,
-    *,
-    plan=None,
-    learner=None,
-    checks=None,
-    **changes,
-):
+def adaptive(rule=by_parity, *, plan=None, learner=None, checks=None, **changes):
     """A run that takes noisy scores, unless ``checks`` says others."""
     model, params = protonet() if learner is None else learner
     if checks is None:

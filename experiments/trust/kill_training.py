@@ -134,8 +134,7 @@ def data(seed: int = 0) -> ExampleTable:
     centers = 3 * rng.normal(size=(CLASSES, 1, 2))
     points = centers + 0.3 * rng.normal(size=(CLASSES, EXAMPLES, 2))
     return ExampleTable.from_records(
-        points.reshape(-1, 2),
-        units={"class": np.repeat(np.arange(CLASSES), EXAMPLES)},
+        points.reshape(-1, 2), units={"class": np.repeat(np.arange(CLASSES), EXAMPLES)}
     )
 
 

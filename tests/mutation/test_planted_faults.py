@@ -18,8 +18,7 @@ def sound_verdict(check):
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [pytest.param(f, marks=SLOW * f.is_slow, id=f.name) for f in FAULTS],
+    "fault", [pytest.param(f, marks=SLOW * f.is_slow, id=f.name) for f in FAULTS]
 )
 def test_a_planted_fault_is_caught(fault):
     sound = sound_verdict(fault.check)

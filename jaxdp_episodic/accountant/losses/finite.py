@@ -16,11 +16,7 @@ from jaxdp_episodic.accountant.losses.excess import (
     ROUNDING,
     with_rounding,
 )
-from jaxdp_episodic.accountant.losses.loss_nodes import (
-    LossNodes,
-    NodeRule,
-    atoms,
-)
+from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule, atoms
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     FiniteValues,
     Hints,

@@ -54,11 +54,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Quadrature,
     Tails,
 )
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    namespace,
-    stored,
-)
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace, stored
 
 # Largest order, minus 1, for which moments of a "fall" are computed; beyond it they are
 # inf. There the largest losses begin more than 16 / shift from the kink, within a width

@@ -332,10 +332,7 @@ class Ratios:
         return floor + w[0], None if w[1] is None else 0 * floor + w[1]
 
     def _sum(
-        self,
-        tilt: Array | float,
-        factor: Callable[[Points, Array], Factor],
-        w: Points,
+        self, tilt: Array | float, factor: Callable[[Points, Array], Factor], w: Points
     ) -> Points:
         """Log of ``p sum_j b_j / p e^{j tilt - j² s² / 2} factor(w, j s)``."""
         exponent = self.log_shares + self.numbers * tilt

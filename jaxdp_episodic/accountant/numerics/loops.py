@@ -57,10 +57,7 @@ def fori_loop(
 
 
 def while_loop(
-    xp: Any,
-    condition: Callable[[Any], Any],
-    body: Callable[[Any], Any],
-    value: Any,
+    xp: Any, condition: Callable[[Any], Any], body: Callable[[Any], Any], value: Any
 ) -> Any:
     """Applies ``value = body(value)`` while ``condition(value)``."""
     if xp is not np:

@@ -132,11 +132,7 @@ class Targets:
         ends = 1 / MOST_NOISE, 1 / _LEAST_NOISE
         low, high, ends = bracket(excess, start, *ends, _OF_NOISE)
         return largest_within(
-            excess,
-            low,
-            high,
-            tolerance=np.maximum(tolerance, rounded),
-            ends=ends,
+            excess, low, high, tolerance=np.maximum(tolerance, rounded), ends=ends
         )
 
     def excess_by(

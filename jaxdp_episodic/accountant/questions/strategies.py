@@ -23,11 +23,7 @@ from jaxdp_episodic.accountant.methods.adaptive.method import (
     odometer_delta,
     solver_of,
 )
-from jaxdp_episodic.accountant.methods.adaptive.problem import (
-    Graph,
-    Problem,
-    explored,
-)
+from jaxdp_episodic.accountant.methods.adaptive.problem import Graph, Problem, explored
 from jaxdp_episodic.accountant.methods.run import DeltaAt, Interval, Question, Run
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of

@@ -58,7 +58,7 @@ CallBack = Callable[[Any, Words, tuple[int, ...], Sequence[Array]], tuple[Array,
 
 
 def poisson_levels(step: OneStep) -> tuple[Poisson, ...]:
-    """Returns the levels of a step whose pair `_poisson_pair` returns, else ()."""
+    """Returns the levels of a step whose pair `poisson_pair` returns, else ()."""
     if not isinstance(step, GaussianStep) or step.clip_unit != step.privacy_unit:
         return ()
     if any((step.population, step.people, step.bands)):

@@ -14,10 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.population import (
-    Population,
-    max_contributions,
-)
+from jaxdp_episodic.accountant.describe.population import Population, max_contributions
 from jaxdp_episodic.accountant.describe.schemes import (
     Poisson,
     Scheme,

@@ -159,12 +159,7 @@ def test_blocks_are_nearly_exact(n, eps0, delta):
     ).astype(float)
     own = 1 / (1 + np.exp(-eps0))
     sticks = log_shifted_hockey_stick(
-        c,
-        np.array(1.0),
-        np.array(own),
-        np.array(1 - own),
-        np.expm1(eps),
-        side="lower",
+        c, np.array(1.0), np.array(own), np.array(1 - own), np.expm1(eps), side="lower"
     )
     exact = np.sum(scipy.stats.binom.pmf(c, n - 1, chance) * np.exp(sticks))
     value = shuffled_delta(eps0, num_users=n, epsilon=eps)

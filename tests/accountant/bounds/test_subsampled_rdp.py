@@ -327,11 +327,7 @@ def base_ratios(kind, parameter):
 
 @pytest.mark.parametrize(
     ("kind", "least", "most"),
-    [
-        (Gaussian, 0.5, 20),
-        (Laplace, 0.1, 20),
-        (RandomizedResponse, 0.01, 8),
-    ],
+    [(Gaussian, 0.5, 20), (Laplace, 0.1, 20), (RandomizedResponse, 0.01, 8)],
 )
 def test_poisson_rdp_by_quadrature(kind, least, most):
     """lower = exact = tight at whole orders; tight and general above between them."""

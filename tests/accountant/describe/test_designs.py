@@ -289,10 +289,7 @@ def below(**fields):
     [
         (below(privacy_unit="a"), "privacy_unit"),
         (below(neighboring_relation="replace_one"), "neighboring_relation"),
-        (
-            below(tree=jde.Population.from_sizes([3, 3, 4])),
-            "the same population",
-        ),
+        (below(tree=jde.Population.from_sizes([3, 3, 4])), "the same population"),
         # Both levels are called "x": one is of examples, one of groups of three.
         (step(coins("x")), "same levels of the population"),
     ],

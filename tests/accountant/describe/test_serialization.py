@@ -16,10 +16,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Poisson,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.spec import (
-    spec_from_dict,
-    spec_to_dict,
-)
+from jaxdp_episodic.accountant.describe.spec import spec_from_dict, spec_to_dict
 
 POISSON = Poisson("school", sampling_probability=[[0.1], [1 / 3]])
 FIXED = WithoutReplacement("pupil", size=8, population=[40, 50, 60])

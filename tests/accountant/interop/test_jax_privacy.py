@@ -227,11 +227,7 @@ MADE = config(Relation.REPLACE_SPECIAL)
         (bins(), {"neighboring_relation": "replace_one"}, "2 cycles of cycle_length=4"),
         (batch_selection.BMinSepSampling(0.1, 8, 2), {}, "BMinSepSampling is not"),
         (cyclic(cycle_length=2), {"num_bands": 3}, "num_bands=3"),
-        (
-            cyclic(cycle_length=2),
-            {"neighboring_relation": "add_remove"},
-            "EQUAL_SPLIT",
-        ),
+        (cyclic(cycle_length=2), {"neighboring_relation": "add_remove"}, "EQUAL_SPLIT"),
         (SPLIT, {"num_examples": 50}, "INDEPENDENT"),
         (
             users_of(batch_selection.FixedBatchSampling(3, iterations=2)),
@@ -338,10 +334,7 @@ def test_jax_privacys_accountants_take_our_config():
 
 @pytest.mark.parametrize(
     ("base", "relation"),
-    [
-        (cyclic(), "add_remove"),
-        (batch_selection.BallsInBinsSampling(4, 4), "zero_out"),
-    ],
+    [(cyclic(), "add_remove"), (batch_selection.BallsInBinsSampling(4, 4), "zero_out")],
 )
 def test_users_cost_what_records_do(base, relation):
     given = {"neighboring_relation": relation, "noise_multiplier": 1.3}

@@ -73,11 +73,7 @@ def test_no_small_data_set_exceeds_the_bound(relation, rate, batch):
 
 @pytest.mark.slow
 def test_weights_against_fifty_digits():
-    for n, b, q in (
-        (5, 2, 0.3),
-        (1000, 10, 0.05),
-        (10**6, 1100, 1e-3),
-    ):
+    for n, b, q in ((5, 2, 0.3), (1000, 10, 0.05), (10**6, 1100, 1e-3)):
         *found, sure = cut_weights(np.array(n), np.array(b), np.array(q))
         with mp.workdps(50):
             p = mp.mpf(q)

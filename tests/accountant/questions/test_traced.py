@@ -308,10 +308,8 @@ def test_mixed_second_derivatives_of_a_curve(orders) -> None:
 
 def test_each_setting_has_the_derivative_that_it_has_alone() -> None:
     """Some settings need differences of other widths than the others."""
-    noises, rates = (
-        np.array([0.6, 0.8, 1.1, 2.0]),
-        np.array([0.3, 0.01, 1e-3, 1 - 1e-7]),
-    )
+    noises = np.array([0.6, 0.8, 1.1, 2.0])
+    rates = np.array([0.3, 0.01, 1e-3, 1 - 1e-7])
     counts = np.array([1e4, 10.0, 1e3, 1e5])
 
     def asked(noise: Any, rate: Any, count: Any) -> Any:
@@ -463,30 +461,23 @@ def rdp_on_host(noise: Any, *given: Any) -> Any:
 
 
 @pytest.fixture
-def compiled(monkeypatch):
-    monkeypatch.setattr(traced_program, "FEWEST", len(FIVE))
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.fixture
 def host(monkeypatch):
-    """The shapes of the host's callbacks."""
-    calls = []
-    known = Question.answer
+    """Compiles batches of five; the shapes of the host's callbacks."""
+    calls, known = [], Question.answer
 
     def counted(self, *given):
         calls.append(np.shape(given[-1]))
         return known(self, *given)
 
     monkeypatch.setattr(Question, "answer", counted)
-    return calls
+    monkeypatch.setattr(traced_program, "FEWEST", len(FIVE))
+    with jax.enable_x64(True):
+        yield calls
 
 
-COMPILED = pytest.mark.usefixtures("compiled")
+COMPILED = pytest.mark.usefixtures("host")
 
 
-@COMPILED
 def test_compiled_curves(host) -> None:
     """The host computes settings at and beyond the ends of ranges, and only these."""
     orders = np.array([1.5, 4.0, 64.0])
@@ -505,7 +496,6 @@ def test_compiled_curves(host) -> None:
         jax.block_until_ready(curve(np.nan * FIVE))
 
 
-@COMPILED
 def test_small_batches_are_answered_by_the_host(host) -> None:
     few = jax.jit(jax.vmap(rdp_epsilon))(FIVE[:4])
     np.testing.assert_array_equal(few, rdp_on_host(FIVE[:4]))
@@ -584,7 +574,6 @@ def test_the_compiled_pair_equals_the_theorems() -> None:
         assert traced_program.poisson_levels(one) == ()
 
 
-@COMPILED
 @pytest.mark.slow
 def test_epsilons_and_derivatives(host, monkeypatch) -> None:
     """By each number, also if the host computes some settings or a small batch."""

@@ -236,8 +236,7 @@ def read(path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "into"),
-    [(".jsonl", ".parquet"), (".csv", ".jsonl"), (".parquet", ".csv")],
+    ("kind", "into"), [(".jsonl", ".parquet"), (".csv", ".jsonl"), (".parquet", ".csv")]
 )
 def test_every_format_gives_the_same_answers(tmp_path, kind, into):
     source, out = tmp_path / f"requests{kind}", tmp_path / f"answers{into}"

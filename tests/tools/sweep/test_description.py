@@ -198,10 +198,7 @@ def test_every_change_changes_the_hash(read):
             + axis("num_steps", values=[1]),
             "does not depend on it",
         ),
-        (
-            SCHOOLS + axis("method", values=["rdp", "excat"]),
-            "did you mean 'exact'",
-        ),
+        (SCHOOLS + axis("method", values=["rdp", "excat"]), "did you mean 'exact'"),
     ],
 )
 def test_errors_before_any_work(read, content, complaint):

@@ -75,8 +75,7 @@ def by_definition(m, r, v, epsilon, delta):
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-2])
 @pytest.mark.parametrize(
-    ("m", "r", "v"),
-    [(1, 1, 1), (10, 4, 3), (40, 40, 31), (100, 30, 30), (60, 20, 0)],
+    ("m", "r", "v"), [(1, 1, 1), (10, 4, 3), (40, 40, 31), (100, 30, 30), (60, 20, 0)]
 )
 def test_the_p_value_equals_the_theorems(m, r, v, delta):
     for epsilon in (0.0, 0.3, 2.0, 9.0):

@@ -96,8 +96,7 @@ def audited(tmp_path, config, kind, *flags, relation="zero_out", unit="example")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("relation", "unit"),
-    [("zero_out", "class"), ("add_remove", "example")],
+    ("relation", "unit"), [("zero_out", "class"), ("add_remove", "example")]
 )
 def test_private_statistics_are_audited_together(tmp_path, relation, unit):
     """The run's noise passes, half of it is detected."""

@@ -61,11 +61,7 @@ def test_unbatched_calls_get_a_key_and_the_membership():
 
     told = []
     audit = audit_release(
-        release,
-        claimed=[0.1],
-        deltas=[1e-2],
-        num_draws=200,
-        on_draws=told.append,
+        release, claimed=[0.1], deltas=[1e-2], num_draws=200, on_draws=told.append
     )
     assert audit.is_violated
     assert sum(told) == len(calls) == 400

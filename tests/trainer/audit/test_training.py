@@ -242,10 +242,7 @@ BATCHES = jde.ShuffledEpochs("task", steps_per_epoch=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "relation", "share"),
-    [
-        (BINS, "add_remove", 0.15),
-        (BATCHES, "replace_one", 0.1),
-    ],
+    [(BINS, "add_remove", 0.15), (BATCHES, "replace_one", 0.1)],
 )
 def test_epochs_are_audited_as_a_whole(scheme, relation, share):
     training = tasks_in(scheme, relation=relation)

@@ -208,11 +208,7 @@ def test_lists_of_files_are_folders_of_classes(tmp_path):
     listed.write_text("\n".join([text, *map(json.dumps, bad), '{"a":']))
     with pytest.raises(ValueError, match="^4 files cannot be used") as error:
         load_class_folders(listed.parent)
-    for part in (
-        "must be in",
-        "line 5: must have file_name and label",
-        "from_records",
-    ):
+    for part in ("must be in", "line 5: must have file_name and label", "from_records"):
         assert part in str(error.value)
     (tmp_path / "lists" / "train.csv").write_text("file,label\na.jpg,n1\n")
     with pytest.raises(ValueError, match="list of image files: no column 'filename'"):

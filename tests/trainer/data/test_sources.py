@@ -18,13 +18,7 @@ from jaxdp_episodic.trainer.data.built_in import (
     load_schools,
     make_sinusoids,
 )
-from jaxdp_episodic.trainer.data.sources import (
-    SOURCES,
-    Glyphs,
-    Npz,
-    Sinusoids,
-    Table,
-)
+from jaxdp_episodic.trainer.data.sources import SOURCES, Glyphs, Npz, Sinusoids, Table
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 

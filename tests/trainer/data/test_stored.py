@@ -180,11 +180,7 @@ def test_unsuitable_parquet_is_refused(options, message, tmp_path, capsys):
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    columns = {
-        "u": ["a", "b"],
-        "x": [[1, 2], [3, 4]],
-        "nan": [1.0, float("nan")],
-    }
+    columns = {"u": ["a", "b"], "x": [[1, 2], [3, 4]], "nan": [1.0, float("nan")]}
     parquet.write_table(arrow.table(columns), tmp_path / "in.parquet")
     command = ["data", "import", str(tmp_path / "in.parquet"), str(tmp_path / "out")]
     assert cli.run([*command, *options]) == 2

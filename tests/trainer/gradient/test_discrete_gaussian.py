@@ -36,8 +36,7 @@ def probabilities(variance, reach):
 
 
 @pytest.mark.parametrize(
-    "variance",
-    fast_and_slow([1, 3, 17, 100, 3_001], lambda v: v != 100),
+    "variance", fast_and_slow([1, 3, 17, 100, 3_001], lambda v: v != 100)
 )
 def test_frequencies_are_those_of_the_definition(variance):
     """One false alarm in 10^6 for each variance."""

@@ -350,10 +350,7 @@ def test_float64_where_a_parameter_is(x64):
 
 @pytest.mark.parametrize(
     ("of_params", "of_data", "of_mask", "units_at_once"),
-    [
-        (np.float32, np.float64, np.float64, 1),
-        (np.float64, np.float32, np.int64, 2),
-    ],
+    [(np.float32, np.float64, np.float64, 1), (np.float64, np.float32, np.int64, 2)],
 )
 def test_data_are_cast_to_the_parameters_type(
     x64, of_params, of_data, of_mask, units_at_once

@@ -17,10 +17,7 @@ from jaxdp_episodic.tools.train import search
 from jaxdp_episodic.trainer.config.training_parts import NOISES
 from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 from jaxdp_episodic.trainer.gradient import private_gradient
-from jaxdp_episodic.trainer.gradient.processes import (
-    Processes,
-    RunEndedError,
-)
+from jaxdp_episodic.trainer.gradient.processes import Processes, RunEndedError
 from jaxdp_episodic.trainer.learners.episode import make_blocks
 from jaxdp_episodic.trainer.run import checks, run_files, trainer
 from jaxdp_episodic.trainer.run.ledger import (

@@ -44,10 +44,7 @@ def saved(path, nodes, shape=("n", 3, None, None), weights=WEIGHTS, **changes):
 
 def convolution(path, **changes):
     """Convolution 1 x 1 ("z"), then a rectifier ("y")."""
-    nodes = [
-        node("Conv", ["x", "w"], ["z"]),
-        node("Relu", ["z"], ["y"]),
-    ]
+    nodes = [node("Conv", ["x", "w"], ["z"]), node("Relu", ["z"], ["y"])]
     return saved(path, nodes, **changes)
 
 
@@ -145,10 +142,7 @@ def test_networks_that_mix_images_are_refused(tmp_path):
     np.testing.assert_array_equal(alone, together)
     unit = together / np.linalg.norm(together, axis=1, keepdims=True)
     np.testing.assert_allclose(table_of(path).features, unit, rtol=1e-6)
-    nodes = [
-        node("RandomNormalLike", ["x"], ["r"]),
-        node("Add", ["x", "r"], ["y"]),
-    ]
+    nodes = [node("RandomNormalLike", ["x"], ["r"]), node("Add", ["x", "r"], ["y"])]
     with pytest.raises(ValueError, match="must depend only on that"):
         table_of(saved(path, nodes))
 

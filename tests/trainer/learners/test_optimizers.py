@@ -70,8 +70,7 @@ def test_the_correction_is_of_adam_and_off_by_default():
 
 
 @pytest.mark.parametrize(
-    ("kind", "schedule"),
-    [("adam", "constant"), ("adamw", "cosine"), ("sgd", "cosine")],
+    ("kind", "schedule"), [("adam", "constant"), ("adamw", "cosine"), ("sgd", "cosine")]
 )
 def test_optimizers_take_steps(kind, schedule):
     config = OptimizerConfig(kind=kind, schedule=schedule, warmup_steps=3)

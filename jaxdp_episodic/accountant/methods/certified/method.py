@@ -26,10 +26,7 @@ from jaxdp_episodic.accountant.methods.closed_form import (
     one_gaussian,
     shift_error,
 )
-from jaxdp_episodic.accountant.methods.rdp import (
-    at_most_total_variation,
-    rdp_bound,
-)
+from jaxdp_episodic.accountant.methods.rdp import at_most_total_variation, rdp_bound
 from jaxdp_episodic.accountant.methods.run import Answer, Interval, Question, Run
 
 # Relative distances from the epsilon of the computed profile at which ends are tried.

@@ -233,10 +233,7 @@ class Transform(NamedTuple):
 
 
 def transform(
-    c: Array,
-    bulk: Bulk,
-    groups: tuple[Steps, ...],
-    moments: tuple[Array, ...],
+    c: Array, bulk: Bulk, groups: tuple[Steps, ...], moments: tuple[Array, ...]
 ) -> Transform:
     """F with and without the bulk, at real c, (K, n), given `real_moments` there."""
     # With the bulk B and share = B / M^T, (M^T - B)' / (M^T - B) = ((log M^T)' - share

@@ -10,11 +10,7 @@ from typing import cast
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import LARGE_LOSS, ROUNDING
-from jaxdp_episodic.accountant.losses.privacy_loss import (
-    Bounds,
-    Nodes,
-    Profile,
-)
+from jaxdp_episodic.accountant.losses.privacy_loss import Bounds, Nodes, Profile
 from jaxdp_episodic.accountant.methods import closed_form, rdp
 from jaxdp_episodic.accountant.methods.certified.lattice import loss_rounding
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
@@ -24,11 +20,7 @@ from jaxdp_episodic.accountant.methods.exact.solver import (
     ContourSolver,
     order_near,
 )
-from jaxdp_episodic.accountant.methods.run import (
-    Answer,
-    Question,
-    Run,
-)
+from jaxdp_episodic.accountant.methods.run import Answer, Question, Run
 from jaxdp_episodic.accountant.numerics.loops import map_arrays
 
 # Number of settings up to which many orders take no longer than one.

@@ -28,12 +28,7 @@ from jaxdp_episodic.accountant.losses.gaussian import (
 from jaxdp_episodic.accountant.methods import rdp
 from jaxdp_episodic.accountant.methods.exact import integral, mgf
 from jaxdp_episodic.accountant.methods.exact.mgf import Bulk, Steps
-from jaxdp_episodic.accountant.methods.run import (
-    DeltaAt,
-    Group,
-    Question,
-    Run,
-)
+from jaxdp_episodic.accountant.methods.run import DeltaAt, Group, Question, Run
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     at,

@@ -16,12 +16,7 @@ from jaxdp_episodic.accountant.losses.allocated import AllocatedGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.closed_form import slope_of_profile
-from jaxdp_episodic.accountant.methods.exact import (
-    integral,
-    method,
-    mgf,
-    solver,
-)
+from jaxdp_episodic.accountant.methods.exact import integral, method, mgf, solver
 from jaxdp_episodic.accountant.methods.rdp import rdp_bound, rdp_curve
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair

@@ -294,9 +294,10 @@ def _columns(
     others = {name: given[name] for name in ("target", "owner") if name in given}
     features, notes = tuple(given.get("features", ())), {}
     label = given.get("label")
-    used = {*features, *others.values(), *([label] if label else [])}
+    roles = {*others.values(), *([label] if label else [])}
+    used = roles | {*features}
     kinds = parquet_file.parquet_columns(path) if layout == layouts.PARQUET else {}
-    lists = [name for name in kinds if kinds[name] == parquet_file.LISTS]
+    lists = [n for n, k in kinds.items() if k == parquet_file.LISTS and n not in roles]
     names, *rows = _records(path, kinds, used - {*lists}) or [()]
     if len(rows) < 1:
         raise ValueError(f"{path} must have records below a line of column names")
@@ -309,8 +310,8 @@ def _columns(
         texts = {name: one for name, one in cells.items() if name not in numbers}
         user_files.refuse_ids_as_names(path, names, texts)
     for name in used:
-        if name not in (*names, *lists):
-            raise ValueError(f"{path} has no column {name!r}; it has {list(names)}")
+        if name not in (there := [*names, *lists]):
+            raise ValueError(f"{path} has no column {name!r}; it has {there}")
     free = {name: one for name, one in cells.items() if name not in used - {label}}
     if label is None:
         label = _label(path, free)
@@ -318,9 +319,8 @@ def _columns(
     free.pop(label, None)
     if not features:
         features, left_out = _numeric(path, free, lists)
-        notes["features"] = f"guessed from {_DATA}: all columns of numbers"
-        if left_out:
-            notes["features"] += f" but {', '.join(left_out)}"
+        but = f" but {', '.join(left_out)}" if left_out else ""
+        notes["features"] = f"guessed from {_DATA}: all columns of numbers{but}"
     if "target" in others:  # the column of tasks becomes a level
         notes = {"groups" if k == "label" else k: note for k, note in notes.items()}
         return {"groups": (label,), "features": features, **others}, notes
@@ -386,7 +386,7 @@ def _numeric(
 
 def _records(path: Path, kinds: dict[str, str], used: Set[str]) -> list[Any]:
     """The column names, then the first records; no lists or files, unless used."""
-    if not kinds:  # CSV
+    if path.suffix.lower() == ".csv":
         found: list[Sequence[Any]] = []
         for _, cells in itertools.islice(csv_lines(path), _ROWS):
             if isinstance(cells, ValueError):

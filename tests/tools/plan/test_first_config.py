@@ -257,17 +257,16 @@ def test_the_column_of_classes_is_found(head, row, label, tmp_path):
 def test_nested_columns_that_are_not_needed_are_left_out(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    rows = [
-        {"x": k / 7, "kind": f"k{k % 30}", "words": ["a", "b"], "vector": [k / 7, 1.0]}
-        for k in range(120)
-    ]
-    path = tmp_path / "t.parquet"
-    parquet.write_table(arrow.Table.from_pylist(rows), path)
+    path, words = tmp_path / "t.parquet", [["a", "b"]] * 120
+    columns = {"x": np.arange(120) / 7, "kind": [f"k{k % 30}" for k in range(120)]}
+    lists = {"words": words, "vector": [[k / 7, 1.0] for k in range(120)]}
+    parquet.write_table(arrow.table(columns | lists), path)
     _, _, source = written(path, epsilon=1000.0)
-    assert source.table["label"] == "kind"
-    assert source.table["features"] == ("x", "vector")  # lists of numbers are features
-    with pytest.raises(ValueError, match="column 'words' must contain numbers or text"):
-        described_source(path, tmp_path / "x.toml", features=("words",))
+    table = source.table  # lists of numbers are features
+    assert (table["label"], table["features"]) == ("kind", ("x", "vector"))
+    for role in ({"features": ("words",)}, {"owner": "vector"}, {"label": "vector"}):
+        with pytest.raises(ValueError, match="column '[vw].* must contain num"):
+            described_source(path, tmp_path / "x.toml", **role)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     fori_loop,
     namespace,
     sigmoid,
+    stop_gradient,
     stored,
 )
 from jaxdp_episodic.accountant.numerics.power_excess import REMAINDER, SLOPE, SMALL
@@ -399,16 +400,16 @@ def lattice_excess(
 ) -> tuple[Array, ...]:
     """The log-excess, (n,), and with derivatives its first two; see `Moments`."""
     xp, alpha, rate = namespace(t, p, s), 1 + t, Rate.of(p)
-    spacing, reach = _spacing(s, digits), _reach(digits)
+    spacing, reach = stop_gradient(xp, _spacing(s, digits)), _reach(digits)
     # Peaks lie between 0 and this: (1 + v)^alpha peaks at alpha s, v² at 2s.
-    last = xp.maximum(alpha, 2.0) * s
+    last = stop_gradient(xp, xp.maximum(alpha, 2.0) * s)
     number = xp.ceil((last + 2 * reach) / spacing) + 1
     # An order that is NaN must not change the number of nodes of the others.
     number = xp.where(number < _MOST_NODES, number, _MOST_NODES)
     # Large moments are scaled down by their size at the peak.
     top = alpha * s
     peak = alpha * real_log_mixture(s * (top - 0.5 * s), rate) - 0.5 * top * top
-    peak = xp.maximum(peak - excess.LARGEST_EXPONENT, 0.0)
+    peak = stop_gradient(xp, xp.maximum(peak - excess.LARGEST_EXPONENT, 0.0))
     odds = p / xp.maximum(1 - p, 1e-300)
 
     def values(x: Array, grown: Array, base: Array) -> tuple[Array, ...]:

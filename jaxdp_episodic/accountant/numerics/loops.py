@@ -350,6 +350,15 @@ def stored(xp: Any, tree: Any) -> Any:
     return jax.lax.cond(always, lambda tree: tree, nothing, tree)
 
 
+def stop_gradient(xp: Any, tree: Any) -> Any:
+    """The same numbers with derivative 0, for nodes and scales of a quadrature."""
+    if xp is np:
+        return tree
+    from jax import lax
+
+    return lax.stop_gradient(tree)
+
+
 def sigmoid(x: Array) -> Array:
     """``1 / (1 + e^-x)`` without overflow."""
     xp = namespace(x)

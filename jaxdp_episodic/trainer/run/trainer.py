@@ -195,7 +195,7 @@ class Trainer:
         self._now = (self._gradient.on_devices(state), 0)
         self.ledger, self.versions = Ledger(budget), described_versions()
         self.recipe: Mapping[str, Any] = {}
-        self._is_joined = self.is_tried = False
+        self._is_joined = self.is_tried = self._is_half_resumed = False
         self._last_release = 0  # number of the last released step
         self.selection: selection.Selection | None = None
         self._given, self._name = folder, ""
@@ -539,8 +539,7 @@ class Trainer:
     def public_record(self, step: int) -> dict[str, Any]:
         """Returns the public part of a step's log record."""
         norm = {"clip_norm": self.clip_norm} if self.clipping.counts else {}
-        scores = self.scores if self.checks else ()
-        return {"step": step, **self.ledger.record(step, scores), **norm}
+        return {"step": step, **self.ledger.record(step, self.scores), **norm}
 
     def resume(self, folder: Path, *, book: str | None = None) -> int:
         """Continues the run of a folder; returns the number of its completed steps.
@@ -609,12 +608,11 @@ class Trainer:
 
     def _applied(self, mechanism: Any, number: int, released: Any) -> TrainingState:
         """Returns the state after a release, which is post-processing."""
-        before, _ = self._now
-        after = mechanism.apply(before, number, released)
+        after = mechanism.apply(self.state, number, released)
         state = self._gradient.on_devices(after)
-        if after.start is before.start:
+        if after.start is self.state.start:
             # The same object: see `PrivateStatistics.table`.
-            state = state._replace(start=before.start)
+            state = state._replace(start=after.start)
         self._last_release = number
         return state
 
@@ -650,23 +648,26 @@ class Trainer:
         """Takes up the run in a folder's file."""
         run_files.refuse_without_run(folder)
         with run_files.locked(folder):
-            path = folder / run_files.STORE
             import_old_run(folder, self.state)
-            with run_files.alone(folder), closing(RunStore(path)) as store:
+            with run_files.alone(folder) as path, closing(RunStore(path)) as store:
                 saved, self.ledger = resumed_run(
                     store, self.budget, self.run, array_types(self.state), book
                 )
+                # If what follows ends, steps would be drawn without the run's secrets.
+                self._is_half_resumed = True
                 state, self._last_release = self.state, saved.last_release
                 if saved.kinds == array_types(state):  # else nothing was released
-                    structure = jax.tree.structure(state)
-                    state = jax.tree.unflatten(structure, saved.arrays)
+                    state = jax.tree.unflatten(jax.tree.structure(state), saved.arrays)
                 self._now = (self._gradient.on_devices(state), saved.taken)
                 self._folder = folder.resolve()
                 self._apply_releases(store)
                 self._main.draws.read_secrets(store, self.num_steps_taken + 1)
+                self._is_half_resumed = False
 
     def _join(self) -> None:
         """Makes the trainers of all processes one run, once."""
+        if self._is_half_resumed:
+            raise ValueError("resume did not end: make a new trainer, and resume again")
         if not self._is_joined:
             with self.processes.together():
                 self._agree()
@@ -680,10 +681,9 @@ class Trainer:
     def _share(self) -> None:
         """Gives all processes the first one's parameters, choices and counts."""
         self.processes.meet()  # else others wait for a process that could not resume
-        ledger = self.ledger
+        ledger, state = self.ledger, self.state
         own = [self.num_steps_taken, ledger.charged, ledger.options, ledger.has_ended]
         taken, charged, options, has_ended = self.processes.shared_value(own)
-        state = self.state
         params, start, norm = self._shared((state.params, state.start, state.clip_norm))
         if not self.processes.is_first:
             how = {"charged": charged, "has_ended": has_ended}

@@ -356,6 +356,8 @@ def test_a_run_with_changed_groups_is_not_resumed(tmp_path, monkeypatch):
     other = a_run()
     with pytest.raises(RunMismatchError, match="to other groups than the run did"):
         other.resume(tmp_path)
+    with pytest.raises(ValueError, match="resume did not end"):
+        other.step()
 
 
 def test_a_run_resumed_by_another_trainer_stops(tmp_path):

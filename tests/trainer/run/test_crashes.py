@@ -328,24 +328,19 @@ def is_kept(folder):
     return bool(in_file(folder, "SELECT 1 FROM arrays WHERE kind = 'epoch'"))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "DELETE FROM arrays WHERE kind = 'epoch'",
-        "UPDATE arrays SET number = 3 WHERE kind = 'epoch'",
-    ],
-)
-def test_an_epoch_without_its_draw_is_not_resumed(tmp_path, damage):
+@pytest.mark.parametrize("how", ["DELETE FROM arrays", "UPDATE arrays SET number = 3"])
+def test_an_epoch_without_its_draw_is_not_resumed(tmp_path, how):
     """With a new draw a unit could be in two steps of the epoch."""
     train_until(2, a_run(BINS), tmp_path)
-    in_file(tmp_path, damage)
-    run = a_run(BINS)
-    if "SET" in damage:
+    in_file(tmp_path, f"{how} WHERE kind = 'epoch'")
+    run, said = a_run(BINS), "no longer has epoch 1, which has begun"
+    if "SET" in how:
+        said = "resume did not end: make a new trainer"
         with pytest.raises(LedgerError, match="epoch 3 is not what was written"):
             run.resume(tmp_path)
-        return
-    run.resume(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no longer has epoch 1, which has beg"):
+    else:
+        run.resume(tmp_path)
+    with pytest.raises((FileNotFoundError, ValueError), match=said):
         run.train(tmp_path)
     assert read_ledger(tmp_path).charged == 2
 

@@ -51,6 +51,7 @@ from jaxdp_episodic.trainer.audit.canaries import (
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import DISCRETE, MIXED, ClippingConfig
 from jaxdp_episodic.trainer.config.training_start import StartConfig, contribution_norm
+from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.draw.sampler import Draw
@@ -539,9 +540,8 @@ def audit_statistics(
     if training.start is None:
         raise ValueError("training must begin with private statistics, got none")
     steps, config = training.budget.before, training.start(training.data).config
-    without_and_with = [
-        training.start(_table(training, config, is_in, seed)) for is_in in (False, True)
-    ]
+    tables = (_table(training, config, is_in, seed) for is_in in (False, True))
+    without_and_with = list(map(training.start, tables))
     noises = [float(step.noise_multiplier) for step in steps]
     pairs = np.random.default_rng()
 
@@ -558,10 +558,8 @@ def audit_statistics(
         evaluated = zip(*(sums(is_in, 0.0) for _ in range(_EVALUATIONS)), strict=True)
         means.append([np.mean(of_release, axis=0) for of_release in evaluated])
     directions = [inside - out for out, inside in zip(*means, strict=True)]
-    variances = [
-        (noise * contribution_norm(step)) ** 2
-        for noise, step in zip(noises, steps, strict=True)
-    ]
+    norms = map(contribution_norm, steps)
+    variances = [(a * b) ** 2 for a, b in zip(noises, norms, strict=True)]
 
     def score(released: list[np.ndarray]) -> float:
         parts = zip(released, directions, variances, strict=True)
@@ -606,11 +604,13 @@ def _table(
         features[-size:, 2 if is_in or not is_class else 3] += along
         if is_in:
             features[canary, :2] = _CANARY
+    people = np.arange(len(features)) % max((own.num_people or len(features)) - 1, 1)
+    people[-1] = len(people)  # the canary is all that its owner has
     if not is_in and relation != "replace_one":
         gone = size if is_class else 1
         sizes[-1] -= gone
         features, targets = features[:-gone], targets[:-gone]
     tree = Population((np.array([_CLASSES]), sizes), tuple(data.level_names[-2:]))
-    return ExampleTable(
-        features.astype(np.float32), targets, tree, has_public_units=True
-    )
+    owners = Owners.from_ids(people[: len(features)])
+    features = features.astype(np.float32)
+    return ExampleTable(features, targets, tree, owners, True, owners)

@@ -82,12 +82,14 @@ ALONE = (
     STARTED.replace("num_steps = 3\nl2_clip_norm = 0.1\n", "")
     .replace("share = 0.6\n", "")
     .replace('"protonet"', '"plda"')
+    .replace("small = true", 'small = true\nowner = "typeface"')
 )
 ALONE = re.sub(r"\[model\].*(?=\[evaluation)", "", ALONE, flags=re.S)
 
 
 def audited(tmp_path, config, kind, *flags, relation="zero_out", unit="example"):
     file = tmp_path / "run.toml"
+    config += "[people]\nexamples = 1\nclasses = 40\n" * (unit == "person")
     file.write_text(config.replace("RELATION", relation).replace("UNIT", unit))
     command = ["audit", str(file), "--out", str(tmp_path / "o"), "--kind", kind]
     code = cli.run([*command, *flags])
@@ -96,20 +98,19 @@ def audited(tmp_path, config, kind, *flags, relation="zero_out", unit="example")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("relation", "unit"), [("zero_out", "class"), ("add_remove", "example")]
+    "who", ["zero_out class", "add_remove example", "replace_one person"]
 )
-def test_private_statistics_are_audited_together(tmp_path, relation, unit):
+def test_private_statistics_are_audited_together(tmp_path, who):
     """The run's noise passes, half of it is detected."""
-    flags = ("--draws", "2000")
-    who = {"relation": relation, "unit": unit}
-    code, rows = audited(tmp_path, ALONE, "step", *flags, **who)
+    given = dict(zip(("relation", "unit"), who.split(), strict=True))
+    code, rows = audited(tmp_path, ALONE, "step", "--draws", "2000", **given)
     assert code == 0
     assert [row["delta"] for row in rows] == [1e-5, 1e-3, 1e-2, 1e-1]
     assert max(row["share_of_exact"] for row in rows) > 0.4
     with pytest.MonkeyPatch.context() as patch:
         half = statistics.contribution_norm
         patch.setattr(statistics, "contribution_norm", lambda step: half(step) / 2)
-        code, rows = audited(tmp_path, ALONE, "step", *flags, **who)
+        code, rows = audited(tmp_path, ALONE, "step", "--draws", "2000", **given)
     assert code == 3
 
 

@@ -142,11 +142,8 @@ def _of_table(
             "are unknown; give an .npz file, or a folder of images if the release "
             "reads images"
         )
-    there, unit, target = (
-        user_files.names_of_columns(path),
-        str(groups[-1]),
-        source.get("target"),
-    )
+    there = user_files.names_of_columns(path)
+    unit, target = str(groups[-1]), source.get("target")
     others = [name for name in (unit, target) if name in there]
     is_csv = path.suffix.lower() == ".csv"
     wanted = [*features, *others] if is_csv else others
@@ -157,17 +154,20 @@ def _of_table(
         ]
         values = np.stack(numbers, axis=1).astype(np.float32)
     else:
-        values = np.concatenate(list(user_files.number_columns(path, features)[1]()))
+        parts, size = [], 0
+        for part in user_files.number_columns(path, features)[1]():
+            parts.append(part)
+            if (size := size + part.nbytes) > MAX_BYTES:
+                raise ValueError(f"{path} must hold at most {MAX_BYTES} bytes")
+        values = np.concatenate(parts)
     if not len(values):
         raise ValueError(f"{path} must have at least one record, has none")
-    targets = None
+    targets = units = None
     if isinstance(target, str) and target in others:
-        targets = user_files.numbers_of(columns[target], target, path, first).astype(
-            np.float32
-        )
-    units = (
-        user_files.ids_of(columns[unit], unit, path, first) if unit in others else None
-    )
+        found = user_files.numbers_of(columns[target], target, path, first)
+        targets = found.astype(np.float32)
+    if unit in others:
+        units = user_files.ids_of(columns[unit], unit, path, first)
     names = [str(record + 1) for record in range(len(values))]
     if values.shape[1:] != shape:
         raise ValueError(f"{path} must give examples of shape {shape}")

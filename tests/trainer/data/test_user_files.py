@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.trainer.data import user_files
+from jaxdp_episodic.trainer.data import examples, user_files
 from jaxdp_episodic.trainer.data.examples import read_examples
 from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
@@ -243,17 +243,13 @@ def with_lists(folder, name="data.parquet", *, vectors, **more):
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    number = len(vectors)
-    table = {
-        "word": [f"w{i % 6}" for i in range(number)],
-        "vector": vectors,
-        "age": np.linspace(0, 1, number),
-    }
+    table = {"vector": vectors, "age": np.linspace(0, 1, len(vectors))}
+    table["word"] = [f"w{i % 6}" for i in range(len(vectors))]
     parquet.write_table(arrow.table(table | more), folder / name, row_group_size=7)
     return folder / name
 
 
-def test_lists_of_numbers_are_features(tmp_path):
+def test_lists_of_numbers_are_features(tmp_path, monkeypatch):
     """Of a run, of an import and of predictions, beside plain columns."""
     vectors = RNG.normal(size=(30, 5)).astype(np.float32)
     path = with_lists(tmp_path, vectors=list(vectors))
@@ -274,6 +270,10 @@ def test_lists_of_numbers_are_features(tmp_path):
         read_examples([path], shape=(5,), source=source)
     with pytest.raises(ValueError, match="max_bytes=700 bytes|at most max_bytes=700"):
         load_table(path, label="word", features=["vector"], max_bytes=700)
+    path = with_lists(tmp_path, vectors=[[0.0] * 500] * 30)  # small while compressed
+    monkeypatch.setattr(examples, "MAX_BYTES", 50_000)
+    with pytest.raises(ValueError, match="must hold at most 50000 bytes"):
+        read_examples([path], shape=(501,), source=source | {"label": "x"})
 
 
 def test_init_takes_lists_of_numbers(tmp_path, capsys):

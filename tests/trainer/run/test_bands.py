@@ -8,6 +8,7 @@ import sqlite3
 import warnings
 
 import numpy as np
+import optax
 import pytest
 
 import jaxdp_episodic as jde
@@ -296,12 +297,19 @@ def test_after_a_crash_the_memory_is_empty_and_groups_take_turns(
     assert content.charged == run.num_steps_taken == STEPS
 
 
-@pytest.mark.parametrize(
-    ("noise", "clipping"),
-    [("discrete", None), ("gaussian", ClippingConfig(count_noise=5.0))],
-)
-def test_resuming_uses_the_released_sum(tmp_path, noise, clipping):
+def test_the_optimizer_is_told_the_noise_of_the_decoded_sum():
+    zero, told = np.float32(0), lambda g, *_, noise_deviation: (g, noise_deviation)
+    run = a_run(optimizer=optax.GradientTransformationExtraArgs(lambda _: zero, told))
+    for _ in range(3):
+        expected = run.noise_deviation / run.normalizer
+        run.step()
+        assert run.state.optimizer_state == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("noise", ["discrete", "gaussian"])
+def test_resuming_uses_the_released_sum(tmp_path, noise):
     """The decoded sum and its noise deviation are stored, so no data are needed."""
+    clipping = ClippingConfig(count_noise=5.0) if noise == "gaussian" else None
     settings = {"noise": noise, "clipping": clipping}
     first = train_until(5, a_run(**settings), tmp_path, checkpoint_every=100)
     run = a_run(**settings)
@@ -348,9 +356,7 @@ def test_a_run_without_its_groups_is_not_resumed(tmp_path):
 
 def test_a_run_with_changed_groups_is_not_resumed(tmp_path, monkeypatch):
     """Another version of NumPy may draw other groups, and somebody would be in two."""
-    run = a_run(folder=tmp_path)
-    run.step()
-    run.close()
+    train_until(1, a_run(), tmp_path)
     dealt = "jaxdp_episodic.trainer.draw.groups.random_places"
     monkeypatch.setattr(dealt, lambda *given: random_places(*given)[::-1])
     other = a_run()

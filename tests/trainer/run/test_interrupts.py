@@ -111,11 +111,8 @@ def test_files_of_a_run_are_private_to_their_owner(tmp_path):
 
     seen = {}
     plain_trainer(step=BINS).train(tmp_path, on_step=look)
-    assert {name for name in seen if name[0] == "r"} == {
-        "run.sqlite",
-        "run.sqlite-wal",
-        "run.sqlite-shm",
-    }
+    names = {name for name in seen if name[0] == "r"}
+    assert names == {"run.sqlite", "run.sqlite-wal", "run.sqlite-shm"}
     assert all(stat.S_IMODE(mode) == 0o600 for mode in seen.values())
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "run.sqlite"}
 

@@ -298,7 +298,7 @@ def test_a_helpful_stage_is_released(tmp_path):
     assert max(scores[:2]) + 0.1 < min(scores[2:])
     assert run.released.name in ("statistics", "steps")
     _, mean, statistics, steps = run.stages()
-    start = run.state.start
+    assert run._start._made[0] is (start := run.state.start)  # one table for all steps
     np.testing.assert_array_equal(mean.params["start"]["projection"], np.eye(5))
     np.testing.assert_array_equal(mean.params["start"]["mean"], start.mean)
     for stage in (statistics, steps):

@@ -140,15 +140,15 @@ def rdp(
     check_step(step)
     orders = _validation.order_or_inf_array("orders", orders)
     _validation.choice("direction", direction, DIRECTIONS)
-    expanded = orders.reshape(1, -1)
-    shape = (*step.shape, orders.size)
-    values = curve_of(step, expanded, direction, shape, axis=True)
+    one: Any = step  # no disjoint parts
+    runs, shape = runs_of(one, np.asarray(1)), (*step.shape, orders.size)
+    values = curve_of(runs, orders.reshape(1, -1), direction, shape, axis=True)
     shape = step.shape + orders.shape
     return shaped(values.reshape(shape), shape)
 
 
 def curve_of(
-    step: Any,
+    runs: Sequence[Run],
     orders: np.ndarray,
     direction: str,
     shape: tuple[int, ...],
@@ -157,7 +157,7 @@ def curve_of(
 ) -> np.ndarray:
     """Returns the largest divergence over the paths, broadcast to a shape."""
     curves = []
-    for run in runs_of(step, np.asarray(1)):
+    for run in runs:
         run.refuse("rdp")
         run = run.with_axis() if axis else run
         finite, values = np.where(np.isinf(orders), 2.0, orders), np.zeros(())

@@ -28,10 +28,10 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     parts_of,
 )
-from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
-from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of, runs_of_parts
 from jaxdp_episodic.accountant.questions.gradients import (
     DELTA,
     EPSILON,
@@ -57,14 +57,8 @@ _QUESTIONS = {
 }
 # Fields that are whole numbers, except counts of steps.
 _WHOLE = (
-    "size",
-    "population",
-    "num_episodes",
-    "num_classes",
-    "ways",
-    "steps_per_epoch",
-    "times",
-    "batch_size",
+    *("size", "population", "num_episodes", "num_classes", "ways"),
+    *("steps_per_epoch", "times", "batch_size"),
 )
 # Marks an error whose message XLA raises in full.
 _RAISED = "_jaxdp_episodic_raised"
@@ -376,13 +370,26 @@ class Question(NamedTuple):
         # JAX waits for this result, so that using JAX here could deadlock.
         with using_engine("numpy"):
             if self.kind == "rdp":
-                orders = _validation.order_or_inf_array(ORDERS, others[ORDERS])
-                shape = np.broadcast_shapes(step.shape, orders.shape)
-                orders = orders[..., None]
-                return api.curve_of(step, orders, self.options["direction"], shape)
+                return self._curve(step, runs_of(step, np.asarray(1)), others)
             others.pop(self.kind, None)  # the target of a calibration
             ask = _QUESTIONS[self.kind]
             return np.asarray(ask(step, **others, **self.options), np.float64)
+
+    def _curve(self, step: AnyStep, runs: Sequence[Run], others: Any) -> np.ndarray:
+        """Rényi divergences at one order for each setting."""
+        orders = _validation.order_or_inf_array(ORDERS, others[ORDERS])
+        shape = np.broadcast_shapes(step.shape, orders.shape)
+        return api.curve_of(runs, orders[..., None], self.options["direction"], shape)
+
+    def _of_real(self, *missing: np.ndarray) -> tuple[AnyStep, tuple[Run, ...], Any]:
+        """The step, runs with real numbers of steps, and the other arguments."""
+        real: dict[int, np.ndarray] = {}
+        step, others = self._filled(missing, real)
+        times = others.get(NUM_STEPS)
+        times = np.asarray(1.0 if times is None else times, np.float64)
+        parts, base = parts_of(step)
+        counts = [(real[j] if j in real else n) * times for j, n in enumerate(base)]
+        return step, runs_of_parts(parts, counts), others
 
     def rows(
         self, words: Sequence[tuple[int, ...]], *missing: np.ndarray
@@ -413,7 +420,7 @@ class Question(NamedTuple):
     ) -> np.ndarray:
         """The derivative by missing number i."""
         if self.kind == "rdp":
-            return self._difference(Question.answer, i, missing)
+            return self._difference(lambda q, *n: q._curve(*q._of_real(*n)), i, missing)
         if self.kind == NOISE:
             # Epsilon is fixed at its target.
             inner = self._replace(kind=EPSILON, places=(*self.places, NOISE))
@@ -426,18 +433,11 @@ class Question(NamedTuple):
 
         def moved(displacement: np.ndarray) -> Any:
             """The target question and the runs, for real numbers of steps."""
-            real: dict[int, np.ndarray] = {}
-            numbers = [n + displacement * (i == j) for j, n in enumerate(missing)]
-            step, others = self._filled(numbers, real)
-            times = others.get(NUM_STEPS)
-            times = np.asarray(1.0 if times is None else times, np.float64)
-            parts, base = parts_of(step)
-            counts = [(real[j] if j in real else n) * times for j, n in enumerate(base)]
+            numbers = (n + displacement * (i == j) for j, n in enumerate(missing))
+            _, runs, others = self._of_real(*numbers)
             if self.kind == DELTA:
-                target = DeltaAt(np.asarray(others[EPSILON], np.float64))
-            else:
-                target = EpsilonAt(np.log(others[DELTA]))
-            return target, runs_of_parts(parts, counts)
+                return DeltaAt(np.asarray(others[EPSILON], np.float64)), runs
+            return EpsilonAt(np.log(others[DELTA])), runs
 
         scale = scale_of(self.places[i], np.broadcast_to(missing[i], answer.shape))
         value = np.log(answer) if self.kind == DELTA else answer

@@ -281,16 +281,17 @@ def test_derivatives_by_the_number_of_steps() -> None:
         by_noise, by_steps = jax.grad(
             lambda noise, steps: epsilon(noise, 1.0, steps, method="rdp"), (0, 1)
         )(jnp.asarray(3.0), jnp.asarray(4.0))
+        curve = jax.grad(lambda count: traced.rdp(jde.compose((step(3.0), count)), 4.0))
+        assert curve(7.0) == pytest.approx(jde.rdp(step(3.0), 4.0), rel=1e-9)
     assert float(by_steps) == pytest.approx(-float(by_noise) * 3 / 8, rel=1e-8)
 
 
 def test_jvp_and_broadcasting() -> None:
     _, along = jax.jvp(epsilon, (NOISES,), (jnp.ones_like(NOISES),))
-    by_noise, each = jax.vmap(jax.grad(epsilon, (0, 1)), (0, None))(
-        NOISES, jnp.float32(0.01)
-    )
+    rate = jnp.float32(0.01)
+    by_noise, each = jax.vmap(jax.grad(epsilon, (0, 1)), (0, None))(NOISES, rate)
     np.testing.assert_allclose(along, by_noise, rtol=1e-6)
-    one = jax.grad(lambda rate: epsilon(NOISES, rate).sum())(jnp.float32(0.01))
+    one = jax.grad(lambda rate: epsilon(NOISES, rate).sum())(rate)
     assert one.shape == () and one == pytest.approx(float(each.sum()), rel=1e-6)
 
 
@@ -486,9 +487,8 @@ def test_compiled_curves(host) -> None:
     np.testing.assert_allclose(curve(FIVE), true, rtol=1e-12)
     assert host == []
     noises = np.where(FIVE == 2.0, 0.0, FIVE)
-    np.testing.assert_allclose(
-        curve(noises), jde.rdp(step(noises, RATES), orders), rtol=1e-12
-    )
+    true = jde.rdp(step(noises, RATES), orders)
+    np.testing.assert_allclose(curve(noises), true, rtol=1e-12)
     assert host == [(3,)]
     with pytest.raises(Exception, match="noise_multiplier must be >= 0, got"):
         jax.block_until_ready(curve(-FIVE))

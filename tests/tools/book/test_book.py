@@ -439,9 +439,8 @@ def test_passwords_are_never_shown():
 
 
 def test_invalid_urls_are_refused():
-    with pytest.raises(
-        ValueError, match="must be a path or a URL; give an SQLite file"
-    ):
+    said = "must be a path or a URL; give an SQLite file"
+    with pytest.raises(ValueError, match=said):
         read_book("sqlite:///b.book")
     for url in ("nothing://me:secret@host/db", "postgresql+nothing://h/db"):
         with pytest.raises(ValueError, match="book must be a path, or a URL like") as e:

@@ -318,10 +318,10 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_600,
+    "jaxdp_episodic": 65_598,
     "jaxdp_episodic/accountant/describe": 4_062,
     "jaxdp_episodic/accountant/losses": 5_324,
-    "jaxdp_episodic/accountant/methods": 6_504,
+    "jaxdp_episodic/accountant/methods": 6_502,
     "jaxdp_episodic/accountant/numerics": 3_216,
     "jaxdp_episodic/accountant/questions": 6_305,
     "jaxdp_episodic/accountant/bounds": 1_974,

@@ -5,6 +5,7 @@ Reference: docs/theory.md, "Certified".
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -204,9 +205,9 @@ _PEAK_MASS = 1e-3
 # Largest number of moves of a center, and the share of the spacing that ends them.
 _MOST_MOVES = 6
 _NEAR_PEAK = 3e-8
-# Distance of the center below the peak: a share of the spacing, plus nats for rounding.
-_BELOW_PEAK = 1e-7
-_LEAST_BELOW = 2e-14
+# Distance of the center from the peak: a share of the spacing, plus nats for rounding.
+_BESIDE_PEAK = 1e-7
+_LEAST_BESIDE = 2e-14
 # Atoms within this share of the spacing are in one cell.
 _ONE_CELL = 0.9
 # Length of a lattice over that of the window estimated from the coarse losses.
@@ -329,14 +330,11 @@ def _is_whole(masses: np.ndarray, infinite: float) -> bool:
 
 def _displacement(steps: Sequence[Step], points: Sequence[np.ndarray]) -> float:
     """Bounds how far computed losses are from the true ones, over all steps."""
-    return sum(
-        step.count
-        * (
-            lattice.displacement(step.loss)
-            + float(lattice.loss_rounding(np.abs(each).max()))
-        )
-        for step, each in zip(steps, points, strict=True)
-    )
+    total = 0.0
+    for step, each in zip(steps, points, strict=True):
+        rounded = float(lattice.loss_rounding(np.abs(each).max()))
+        total += step.count * (lattice.displacement(step.loss) + rounded)
+    return total
 
 
 def _narrowed(
@@ -432,13 +430,9 @@ def _bins(
     """Returns the probabilities of the bins between the points of every step."""
     steps, backward = direction.steps, direction.backward
     smooth = [not isinstance(step.loss, lattice.Finite) for step in steps]
-    tails = iter(
-        _tails(
-            [step for step, is_smooth in zip(steps, smooth, strict=True) if is_smooth],
-            [each for each, is_smooth in zip(points, smooth, strict=True) if is_smooth],
-            backward=backward,
-        )
-    )
+    some = list(itertools.compress(steps, smooth))
+    places = list(itertools.compress(points, smooth))
+    tails = iter(_tails(some, places, backward=backward))
     return [
         lattice.bins_of_values(
             each, step.loss, backward=backward, slack=_AT_POINT * spacing
@@ -490,7 +484,7 @@ def _centered(
             if near.sum() > 1:
                 losses, log_mass = losses[near], log_mass[near]
                 centers[i] = log_sum(log_mass) - log_sum(log_mass - losses)
-                centers[i] -= _BELOW_PEAK * spacing
+                centers[i] -= _BESIDE_PEAK * spacing
     peaks = [
         i
         for i, step in enumerate(direction.steps)
@@ -510,9 +504,11 @@ def _centered(
                 if abs(loss[0] - centers[i]) > _NEAR_PEAK * spacing:
                     moving.append(i)
                 centers[i] = float(loss[0])
-    # Slightly below: a point above its peak would keep nothing of it.
+    # Slightly towards 0: as ``E_Q[P / Q] = 1``, the other losses leave more room for
+    # gaps on that side. Without room the cell beside the peak would keep nothing of it.
     for i in peaks:
-        centers[i] -= _BELOW_PEAK * spacing + _LEAST_BELOW
+        beside = _BESIDE_PEAK * spacing + _LEAST_BESIDE
+        centers[i] -= math.copysign(beside, centers[i])
     return centers
 
 
@@ -520,20 +516,12 @@ def _ends(
     laid: Lattice, plan: Plan, target: Target, known: Estimate | None, most_cells: int
 ) -> tuple[Interval, Estimate] | None:
     """Returns certified ends and an estimate; None if there are too many cells."""
-    curves = []
+    curves, window = [], (plan.tilt, plan.log_cut, plan.epsilon, most_cells)
     for summands, infinite, up in (
         (laid.lowers, 0.0, False),
         (laid.uppers, laid.infinite, True),
     ):
-        whole = lattice_sum(
-            summands,
-            laid.spacing,
-            laid.offset,
-            plan.tilt,
-            plan.log_cut,
-            plan.epsilon,
-            most_cells,
-        )
+        whole = lattice_sum(summands, laid.spacing, laid.offset, *window)
         if whole is None:
             return None
         whole = whole._replace(shift=whole.shift + laid.displaced)

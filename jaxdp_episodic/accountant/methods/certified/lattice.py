@@ -315,6 +315,9 @@ _MOST_NATS = 690.0
 _MOST_EXPONENT = 300.0
 # Share of the room for gaps that is used, if smaller ones elsewhere do.
 _ROOM = 0.5
+# Factor of what one cell needs at a point, up to which the other cell uses the room: a
+# lattice's center is slightly beside its peak.
+_MORE = 1.01
 # Share of a bin's probability that makes up for its rounding errors.
 _ENOUGH = 1e-9
 # Relative rounding error of a gap and of a probability that follows from gaps.
@@ -366,6 +369,11 @@ def _shared_out(
     near, whole = np.expm1(second), np.where(shared, np.expm1(width), 0.0)
     loss = low[1::2] * near
     whole_loss = loss + (most - low)[::2] * near + low[::2] * whole
+    # What the first bin that is not shared loses is a gap at its lower end already.
+    near, whole = -np.expm1(grid[last] - points[2 * last + 1 : 2 * last + 3])
+    lost = (middle[last] * near + top[2 * last + 1] * whole) * (1 - 2 * _GAP_ERROR)
+    for part in (loss, whole_loss):
+        part[last - 1 : last] = np.maximum(part[last - 1 : last] - lost, 0.0)
     gaps = _gaps(grid, masses, (gain, whole_gain), (loss, whole_loss))
     return _lowered(grid, masses, gaps * (1 + _GAP_ERROR))
 
@@ -384,10 +392,11 @@ def _gaps(
     step, density = np.diff(ratio), masses / ratio
     below = np.append(0.0, np.cumsum(np.cumsum(density[:-1]) * step))
     above = np.cumsum(np.cumsum(density[:0:-1]) * step[::-1])[::-1]
+    above = np.append(above, 0.0)
     gain, loss = np.append(gains[0], 0.0), np.append(0.0, losses[0])
     gaps = np.maximum(
-        np.minimum(gain, np.maximum(_ROOM * below, loss)),
-        np.minimum(loss, np.maximum(_ROOM * np.append(above, 0.0), gain)),
+        np.minimum(gain, np.maximum(_ROOM * below, np.minimum(_MORE * loss, below))),
+        np.minimum(loss, np.maximum(_ROOM * above, np.minimum(_MORE * gain, above))),
     )
     for one, other, part, rest in (
         (gaps[:-1], gaps[1:], gains, losses),

@@ -80,18 +80,19 @@ def _change(sides: Any, answer: np.ndarray, effort: Any, backward: float) -> np.
     def on_chunk(
         low: Any, high: Any, cut: Any, backward: Any, groups: Any
     ) -> tuple[np.ndarray, ...]:
+        size: Any = {"num_nodes": effort.loss_nodes, "num_terms": 1}
         each = [
-            tuple(
-                steps_of(g, backward, cut, num_nodes=effort.loss_nodes, num_terms=1)
-                for g in side
-            )
-            for side in groups
+            tuple(steps_of(g, backward, cut, **size) for g in side) for side in groups
         ]
-        contour = lay_contour(high, each[1], effort.fall, bulk_of(each[1]))
+        bulks = [bulk_of(steps) for steps in each]
+        contour = lay_contour(high, each[1], effort.fall, bulks[1])
         blocks, parts = Blocks(1, effort.contour_nodes, 1), []
-        for epsilon, steps in zip((low, high), each, strict=True):
+        for epsilon, steps, bulk in zip((low, high), each, bulks, strict=True):
             # Contour and epsilon are the same on both sides: nothing is searched for.
-            parts += search(cut, epsilon, epsilon, contour, steps, blocks, True)[:3]
+            # What is subtracted is each side's: without its atom the integrand decays.
+            variance = np.where(contour.bulk.variance > 0, bulk.variance, 0.0)
+            own = contour._replace(bulk=bulk._replace(variance=variance))
+            parts += search(cut, epsilon, epsilon, own, steps, blocks, True)[:3]
         return tuple(parts)
 
     low, error, slope, high, other, other_slope = in_chunks(on_chunk, arrays, _CHUNKS)

@@ -164,8 +164,8 @@ class Targets:
         guess = None if compiled else self.epsilon[active]
         question = EpsilonAt(np.log(self.delta[active]), guess)
         value = self._epsilon(question, runs, active)
-        share = value / self.epsilon[active]
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
+            share = value / self.epsilon[active]
             return np.log(np.where(share < _NONE, 0.0, share))
 
     def _epsilon(

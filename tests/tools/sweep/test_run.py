@@ -315,7 +315,7 @@ engines.evaluate_chunk = quick
 TOLD = """
 attempt = engines.attempt
 def noted(sweep, number):
-    print("chunk", number, *jnp.zeros(1).devices(), flush=True)
+    print(f"chunk {number} {jnp.zeros(1).devices()}\\n", end="", flush=True)
     return attempt(sweep, number)
 engines.attempt = noted
 """
@@ -356,12 +356,14 @@ def test_killed_at_ten_moments(tmp_path, read):
     """A sweep of 60 chunks, which takes some seconds."""
     text, out = SWEEP.replace("60]", "640]"), tmp_path / "out"
     sweep = read(text)
+    started = time.monotonic()
     run_sweep(sweep, tmp_path / "expected")
+    took = time.monotonic() - started
     rng, landed, begun = random.Random(5), 0, 0
     for _ in range(10):
         process = start(HEAD + TOLD + RUN, tmp_path / "sweep.toml", out)
         process.stdout.readline()  # the process has begun its first chunk
-        time.sleep(rng.uniform(0, 0.6))
+        time.sleep(rng.uniform(0, took / 8))
         process.send_signal(signal.SIGKILL)
         begun += 1 + process.communicate()[0].count("chunk")
         landed += process.returncode == -signal.SIGKILL

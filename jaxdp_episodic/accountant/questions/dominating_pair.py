@@ -87,7 +87,7 @@ def runs_of_parts(
     steps: Sequence[OneStep], counts: Sequence[ArrayLike]
 ) -> tuple[Run, ...]:
     """Returns one run for each theorem; counts may be real numbers."""
-    parts = list(map(_uses, steps, counts))
+    parts = [_uses(*part) for part in zip(steps, counts, strict=True)]
     runs = []
     for theorem in range(max(map(len, parts))):
         uses = [use for part in parts for use in part[min(theorem, len(part) - 1)]]

@@ -144,8 +144,7 @@ class MixtureLoss(GaussianLoss, Nodes):
         is_gaussian, last = (len(start) == 1) & (half.move[0] >= 0), halves[-1]
         ends = last.falls & (last.q_zero > 0.5 * LOG_ZERO) & backward
         if last.falls and backward:
-            log_excess, *slopes = excess
-            excess = xp.where(t > _LARGEST_FALLING_T, xp.inf, log_excess), *slopes
+            excess = xp.where(t > _LARGEST_FALLING_T, xp.inf, excess[0]), *excess[1:]
         return unless_gaussian(
             is_gaussian,
             half.move,
@@ -253,14 +252,15 @@ class AntipodalGaussianLoss(MixtureLoss):
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`; at most a bound of docs/proofs.md, "Very little noise"."""
         xp, found = namespace(t, *self.fields), super().log_excess(t, rule)
+        if not rule.quadrature.num_panels:  # what overflows there is left to panels
+            return found
         half = self.both_halves(t.shape)[0]
-        size, log_kept = 0.5 * half.high[0] ** 2, half.q_zero
-        single = size * t * (1 + t), size * (1 + 2 * t), 2 * size
-        moved, *slopes = excess_of(*single, rule.with_derivatives)
-        bound = xp.logaddexp(half.q_low[0] + moved, xp.log(t * (1 - log_kept)))
-        pairs = zip(found, (bound - t * log_kept, *slopes), strict=True)
-        is_less = bound - t * log_kept < found[0]
-        return tuple(xp.where(is_less, b, a) for a, b in pairs)
+        size, lost = 0.5 * half.high[0] ** 2, -half.q_zero
+        single = t * (size * (1 + t) + lost), size * (1 + 2 * t) + lost
+        moved, *slopes = excess_of(*single, 2 * size, rule.with_derivatives)
+        bound = xp.logaddexp(half.q_low[0] + moved, t * lost + xp.log(t * (1 + lost)))
+        pairs = zip(found, (bound, *slopes), strict=True)
+        return tuple(xp.where(bound < found[0], b, a) for a, b in pairs)
 
 
 @dataclass(frozen=True)

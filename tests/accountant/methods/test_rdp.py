@@ -96,10 +96,8 @@ def scanned(kind: str, runs: Run) -> np.ndarray:
         run = Run(*row)
 
         def values(orders: np.ndarray, run: Run = run) -> np.ndarray:
-            curve = run.num_steps * jde.rdp(
-                KINDS[kind](run), orders, direction="forward"
-            )
-            return converted(np.asarray(curve), orders, run.delta)
+            curve = jde.rdp(KINDS[kind](run), orders, direction="forward")
+            return converted(run.num_steps * curve, orders, run.delta)
 
         orders = np.concatenate(SCAN)
         found = np.concatenate([values(part) for part in SCAN])
@@ -153,6 +151,7 @@ HARD = [
         one_run(2.1015342e-5, 28.330512, 637_839, 1.0094e-6, inner=0.232, outer=0.891),
     ),
     ("antipodal", one_run(0.34427452, 38.84728, 6, 8.149e-11, inner=0.002253849)),
+    ("antipodal", one_run(0.98, 15.2, 10, 1e-6, inner=1 / 30)),  # epsilon was 56
     ("episodes", one_run(3.0334372e-6, 1.7325630, 11254, 6.8263e-4, num_episodes=2)),
     # Under zero_out the rarest number of episodes was missed: epsilon was 2,700.
     ("zeroed episodes", one_run(6.161e-4, 6.762, 1000, 1e-5, num_episodes=8)),

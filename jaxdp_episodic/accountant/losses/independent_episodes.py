@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -72,6 +71,9 @@ _NODES_OF_ANSWER = 12
 # Terms are left out up to this share of delta, which is then added to delta.
 _TRUNCATED_SHARE = 1e-9
 _AT_ONCE = 512  # terms times settings that NumPy computes at once
+_LOST_NATS = 46.0  # terms this far below a sum, all together, change no digit of it
+# Logarithm below which a tail may be wrong: nobody asks for less than e^-745.
+_LEAST_LOG_TAIL = -1500.0
 # Largest log-density at which a distribution is truncated, relative to its peak.
 _LEAST_CUT = -18.0
 # Relative increase of the number of nodes for every factor e in the number of terms.
@@ -86,7 +88,7 @@ _LOG_NOTHING = -1e130
 class IndependentEpisodesLoss(GaussianLoss, Nodes):
     """Swaps of J contributions, J ~ Binomial(episodes, rate) episodes with the unit."""
 
-    # Profiles and moments need all terms: rare large J dominate high orders.
+    # Moments need all terms, since rare large J dominate high orders.
 
     rate: Array  # eta in [0, 1], probability that a given episode holds the unit
     shift: Array  # s >= 0 of one swapped contribution
@@ -117,7 +119,8 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         directions, nothing = 2 - self.is_symmetric, _LOG_NOTHING
 
         def add_terms(index: Array, totals: tuple[Pair, ...]) -> tuple[Pair, ...]:
-            """Adds the terms k = index, (k, ...)."""
+            """Adds the terms k = index."""
+            index = index.astype(s.dtype).reshape((-1,) + (1,) * s.ndim)
             count = xp.minimum(index, episodes)
             log_weight, any_rate = _log_weight(episodes, count, safe)
             both = self._one(any_rate, count * s).log_tails(u)
@@ -130,7 +133,22 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
 
         start = ((xp.full_like(s, nothing), xp.zeros_like(s)),) * (2 * directions)
         last = xp.max(kept, initial=0.0).astype(int)
-        parts = _sum_terms(add_terms, last, start, s)
+        if xp is np:
+            # Blocks of terms, until the rest, at most P(J > k), is lost in rounding.
+            block, k, parts, left = max(_AT_ONCE // max(s.size, 1), 1), 0, start, s > 0
+            if last > _AT_ONCE:
+                most, _ = needed_terms(episodes, 1 - safe, 0 * s + _LEAST_LOG_TAIL)
+                k = max(int(np.min(episodes - most)) - 1, 0)
+            log_any = np.log(_log_weight(episodes, episodes, safe)[1])
+            while k < last and np.any(left):
+                index = np.arange(k + 1, min(k + block, int(last)) + 1)
+                parts, k = add_terms(index, parts), k + block
+                least = np.min([a + np.log(b + SMALLEST) for a, b in parts], axis=0)
+                least = np.maximum(least, _LEAST_LOG_TAIL) - _LOST_NATS + log_any
+                rest = _log_binomial_tail(episodes, safe, 0 * s + k)
+                left = (s > 0) & (k < kept) & (rest > least)
+        else:
+            parts = fori_loop(xp, 1, last + 1, add_terms, start)
         # Sums are kept with their scale: logarithms of partial sums would be rounded.
         sums = [peak + xp.log(xp.maximum(total, SMALLEST)) for peak, total in parts]
         pairs = zip(sums[::2], sums[1::2], strict=True)
@@ -354,24 +372,6 @@ def _added(total: Pair, terms: Array) -> Pair:
     higher = xp.maximum(total[0], xp.max(terms, axis=0))
     ratio = total[1] * xp.exp(total[0] - higher)
     return higher, ratio + xp.sum(xp.exp(terms - higher), axis=0)
-
-
-def _sum_terms(
-    add_terms: Callable[[Array, Any], Any], last: Array, totals: Any, like: Array
-) -> Any:
-    """Adds the terms 1 to last: one by one in JAX, blocks of them in NumPy."""
-    xp = namespace(like)
-    column = (-1,) + (1,) * like.ndim
-
-    def add(k: Array, totals: Any) -> Any:
-        return add_terms(k.astype(like.dtype).reshape(column), totals)
-
-    if xp is not np:
-        return fori_loop(xp, 1, last + 1, add, totals)
-    block = max(_AT_ONCE // max(like.size, 1), 1)
-    for first in range(1, int(last) + 1, block):
-        totals = add(np.arange(first, min(first + block, int(last) + 1)), totals)
-    return totals
 
 
 def _mixed(part: LossNodes, weight: Array, used: Array) -> LossNodes:

@@ -189,15 +189,15 @@ def test_independent_episodes_against_the_sum(kind):
 
 
 @pytest.mark.parametrize("kind", [IndependentEpisodesLoss, ZeroedEpisodesLoss])
-def test_many_independent_episodes_are_the_sum_over_their_number(kind):
-    """Of profiles that are compared above."""
-    u, k = np.array([0.0, 0.5, 10.0]), np.arange(1, 701)
-    found = episodes(kind, u, 0.05, 0.02, 700.0)[:, 0]
-    field, name = (
-        ("p", "swapped") if kind is IndependentEpisodesLoss else ("r", "zeroed")
-    )
-    each = profiles(name, u[:, None], s=0.02 * k, **{field: 1 - 0.95**700})
-    expected = logsumexp(binom.logpmf(k, 700, 0.05) + each, axis=-1)
+@pytest.mark.parametrize(("b", "eta", "s"), [(700, 0.05, 0.02), (1500, 0.01, 20.0)])
+def test_many_independent_episodes_are_the_sum_over_their_number(kind, b, eta, s):
+    """Of profiles that are compared above; hardly ever more than 700 hold the unit."""
+    u, k = np.array([0.0, 0.5, 10.0]) * (s / 0.02) ** 2, np.arange(1, 701)
+    found = episodes(kind, u, eta, s, b)[:, 0]
+    field, name = ("r", "zeroed") if kind is ZeroedEpisodesLoss else ("p", "swapped")
+    each = profiles(name, u[:, None], s=s * k, **{field: 1 - (1 - eta) ** b})
+    expected = logsumexp(binom.logpmf(k, b, eta) + each, axis=-1)
+    expected -= np.log1p(-((1 - eta) ** b))  # given J >= 1
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-11)
 
 

@@ -77,11 +77,11 @@ class Ledger:
         self.mark = mark
         self._store: RunStore | None = None
         self._spent: SpentAhead | None = None
-        self._session = ""  # of this process's last charge in a file
+        self._session = ""  # in which this process may have charged last
         self.options, self.has_ended = list[str](), False
         for name in options:
             self.choose(name)
-        self.has_ended = self._is_end_noted = has_ended
+        self.has_ended = has_ended
 
     @property
     def budget_charged(self) -> AdaptiveBudget:
@@ -106,7 +106,6 @@ class Ledger:
             )
         self._begun = self.charged + 1
         if self._store is not None:
-            self._session = self._store.session
             self._store.charge(*self._kind(self._begun), self._begun)
             self.mark = self._store.mark
         self.charged = self._begun
@@ -131,9 +130,8 @@ class Ledger:
 
     def end(self) -> None:
         """Records, in the file too, that an adaptive run has chosen to end."""
-        if self._store is not None and not self._is_end_noted:
+        if self._store is not None:
             self._store.end()
-            self._is_end_noted = True
         self.has_ended = True
 
     def is_over(self, taken: int) -> bool:
@@ -175,6 +173,7 @@ class Ledger:
         # One more than ours is our own charge, interrupted before it was counted.
         self.charged = self._begun = max(self.charged, found)
         store.begin_session(environment)
+        self._session, self.mark = store.session, store.mark
         for number in range(found + 1, self.charged + 1):
             store.charge(*self._kind(number))
         self._store, self.mark = store, store.mark

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -98,7 +99,7 @@ class Trainer:
       truncation: what was left out of ``data`` to bound people, for the run's file.
       rule: see `AdaptiveTrainer`, as for ``checks``.
       checks: see ``rule``.
-      folder: for the charges of `step`; None: they are in memory until `train`.
+      folder: for the charges of `step`; None: that of `train` or `resume`, if any.
 
     Attributes:
       run: what the run is, as plain values.
@@ -191,6 +192,7 @@ class Trainer:
         )
         if adapts:
             self.run |= described_choices(budget, rule, self.checks)
+        self._one_step = threading.RLock()  # two threads would share one charge
         # One attribute, so that an interrupt cannot separate state and step number.
         self._now = (self._gradient.on_devices(state), 0)
         self.ledger, self.versions = Ledger(budget), described_versions()
@@ -198,7 +200,7 @@ class Trainer:
         self._is_joined = self.is_tried = self._is_half_resumed = False
         self._last_release = 0  # number of the last released step
         self.selection: selection.Selection | None = None
-        self._given, self._name = folder, ""
+        self._given, self._name = folder if self.processes.is_first else None, ""
         self._folder: Path | None = None
         self._by_hand, self._is_by_hand = ExitStack(), False
         self._store: RunStore | None = None
@@ -335,8 +337,8 @@ class Trainer:
     def step(self, prepared: PreparedStep | None = None) -> dict[str, Any]:
         """Charges and takes one step; returns its private diagnostics.
 
-        Charge and release are on disk if `train` calls it, or if the trainer has a
-        folder. Otherwise they are in memory until `train` writes them.
+        Charge and release are on disk if the trainer has a folder: its own, or that of
+        `train` or `resume`. Otherwise they are in memory until `train` writes them.
 
         Args:
           prepared: what was made ahead for this step; None: it is made here.
@@ -354,9 +356,11 @@ class Trainer:
         with self.processes.together():
             if not self.is_tried:
                 try_out(self, {})
-            if self._store is None and self._given and self.processes.is_first:
-                self._open_by_hand(self._given)
-            private = self._step(prepared)
+            with self._one_step:
+                folder = self._folder or self._given
+                if folder and self._store is None and not self.ledger.has_ended:
+                    self._open_by_hand(folder)
+                private = self._step(prepared)
             if self._is_by_hand and (store := self._store):
                 record = self.public_record(self.num_steps_taken)
                 store.note({**record, run_files.PRIVATE: private})
@@ -376,8 +380,8 @@ class Trainer:
     def close(self) -> None:
         """Saves the state and closes the file that `step` opened, if any."""
         if self._is_by_hand and (store := self._store):
-            self._is_by_hand = False
             with self._by_hand:
+                self._is_by_hand = False
                 self.save(store)
 
     def _step(self, prepared: PreparedStep | None) -> dict[str, Any]:
@@ -559,7 +563,7 @@ class Trainer:
           RunEndedError: another process has ended.
           ValueError: this trainer has taken steps of its own; another book.
         """
-        if self.ledger.charged:
+        if self.ledger.charged or self._store is not None:
             raise ValueError(
                 "resume must come before a trainer's first step, got one that has "
                 f"charged {self.ledger.charged}: the ledger would forget them; make a "
@@ -650,11 +654,11 @@ class Trainer:
         with run_files.locked(folder):
             import_old_run(folder, self.state)
             with run_files.alone(folder) as path, closing(RunStore(path)) as store:
-                saved, self.ledger = resumed_run(
+                saved, ledger = resumed_run(
                     store, self.budget, self.run, array_types(self.state), book
                 )
                 # If what follows ends, steps would be drawn without the run's secrets.
-                self._is_half_resumed = True
+                self._is_half_resumed, self.ledger = True, ledger
                 state, self._last_release = self.state, saved.last_release
                 if saved.kinds == array_types(state):  # else nothing was released
                     state = jax.tree.unflatten(jax.tree.structure(state), saved.arrays)

@@ -1,5 +1,6 @@
 """Failures: full disks, SIGTERM, NaN, bfloat16."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import errno
@@ -10,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import weakref
 
@@ -152,49 +152,32 @@ SIGNALS = pytest.mark.parametrize(
 
 
 @SIGNALS
-def test_a_signal_in_a_callback_is_raised_again(monkeypatch, sent, raised):
-    """Python reports errors of callbacks to `sys.unraisablehook` only."""
+@pytest.mark.parametrize("by_callback", [False, True])
+def test_a_swallowed_signal_ends_the_run_later(monkeypatch, sent, raised, by_callback):
+    """Modules swallow it while they are imported, Python in callbacks of objects."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    told = []
+    told, one = [], ProtoNet(len, ways=2)
     monkeypatch.setattr(sys, "unraisablehook", told.append)
     try:
-        one = ProtoNet(len, ways=2)
-        weakref.finalize(one, os.kill, os.getpid(), sent)
-        with pytest.raises(raised), ended_by_sigterm():
-            with contextlib.suppress(raised):
-                del one
-            time.sleep(5)
-            pytest.fail("the signal was lost")
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert not told and sys.unraisablehook == told.append
-
-
-@SIGNALS
-def test_a_swallowed_signal_ends_the_run_later(sent, raised):
-    """Modules with a bare ``except`` swallow it while they are imported."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
         with pytest.raises(raised) as end, ended_by_sigterm():
+            if by_callback:
+                weakref.finalize(one, os.kill, os.getpid(), sent)
+                with contextlib.suppress(raised):
+                    del one
+                time.sleep(5)
+                pytest.fail("the signal was lost")
             with contextlib.suppress(KeyboardInterrupt):
                 os.kill(os.getpid(), sent)
         assert end.type is raised
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+    assert not told and sys.unraisablehook == told.append
 
 
 def test_other_threads_leave_signals_alone():
-    ended = []
-
-    def body():
-        with ended_by_sigterm():
-            ended.append(True)
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    assert ended == [True]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        assert pool.submit(ended_by_sigterm()(lambda: True)).result()
 
 
 def test_the_command_reports_its_termination(tmp_path, monkeypatch, capsys):

@@ -1,7 +1,9 @@
 """The folder of a run: one run's, one process's; interrupted work is repeated."""
 
 import concurrent.futures
+import contextlib
 import gc
+import itertools
 import json
 import os
 import stat
@@ -11,12 +13,12 @@ import threading
 
 import pytest
 
-from crash_rigs import ROOT, train_until
+from crash_rigs import ROOT, Witness, ending, train_until
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.trainer.learners.learners import ProtoNet
-from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run import run_files, trainer
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, STORE, read_log
-from jaxdp_episodic.trainer.run.store import create_store
+from jaxdp_episodic.trainer.run.store import RunStore, create_store
 from training_runs import BINS, Interrupted, assert_same, held_out, plain_trainer
 
 # --- Interrupted evaluations, starts and threads ---
@@ -103,6 +105,11 @@ def test_a_run_has_one_folder_and_resuming_forgets_no_steps(tmp_path):
         run.resume(tmp_path / "own")
     run.train(tmp_path / "own")
     assert run.num_steps_taken == run.num_steps_charged == 3
+    other = plain_trainer(num_steps=3, folder=tmp_path / "other")
+    with ending(RunStore, "charge", 1):
+        other.step()  # its folder stays open
+    with pytest.raises(ValueError, match="resume must come before .* charged 0"):
+        other.resume(tmp_path / "own")
 
 
 def test_files_of_a_run_are_private_to_their_owner(tmp_path):
@@ -130,24 +137,17 @@ with atomic.locked(Path(sys.argv[1])):
 
 
 def test_a_folder_is_locked_by_one_process(tmp_path):
-    other = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert other.stdin is not None and other.stdout is not None
-    run = plain_trainer()
-    try:
-        assert other.stdout.readline() == "held\n"
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    where = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    pipe, run = subprocess.PIPE, plain_trainer()
+    with subprocess.Popen(
+        command, env=where, text=True, stdin=pipe, stdout=pipe
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
         with pytest.raises(BlockingIOError, match=f"another process .{other.pid}"):
             run.train(tmp_path)
         assert run.num_steps_taken == 0
-    finally:
-        other.stdin.close()
-        other.wait(60)
-        other.stdout.close()
+        other.communicate("")
     run.train(tmp_path)
     with run_files.locked(tmp_path), run_files.locked(tmp_path):
         pass  # its holder may lock it again
@@ -173,34 +173,49 @@ def test_steps_by_hand_are_stored_in_the_given_folder(tmp_path):
     killed.step()
     del killed
     gc.collect()
-    assert plain_trainer(num_steps=3).resume(tmp_path / "killed") == 1
+    again = plain_trainer(num_steps=3)
+    assert again.resume(tmp_path / "killed") == 1
+    again.step()  # a folder that was resumed is the trainer's own
+    assert read_ledger(tmp_path / "killed").charged == 2
     with pytest.raises(ValueError, match="a Trainer with a folder: the log is"):
         plain_trainer().release(tmp_path)
 
 
-def test_folders_of_steps_by_hand_are_locked_until_closed(tmp_path):
-    """In any thread and any order."""
-    folders = tmp_path / "a", tmp_path / "b"
-    runs = [plain_trainer(num_steps=3, folder=folder) for folder in folders]
-    for run, folder in zip(runs, folders, strict=True):
-        run.step()
-        with pytest.raises(BlockingIOError, match="in use by another process"):
-            plain_trainer(num_steps=3).resume(folder)
-    for run, folder in zip(runs, folders, strict=True):
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            pool.submit(run.close).result()
-        with run_files.locked(folder), pytest.raises(BlockingIOError):
-            with run_files.held(folder):
-                pass
+def test_two_threads_do_not_share_a_charge(monkeypatch):
+    run, meeting = plain_trainer(seed=None), threading.Barrier(2)
+    witness, choose = Witness(monkeypatch), run.choose
+
+    def at_once():
+        name = choose()
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(0.2)
+        return name
+
+    run.dry_run()
+    run.choose = at_once
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: run.step(), range(2)))
+    assert len(witness.noise) == run.num_steps_taken == run.num_steps_charged == 2
 
 
-def test_only_one_trainer_of_a_process_opens_a_run(tmp_path):
-    """A second one, within ``on_step``, could end the run and its booking."""
-    run = plain_trainer(seed=None, num_steps=3)
+def test_a_resume_interrupted_at_any_line_draws_no_new_epoch(tmp_path):
+    """A unit could take part in the running one twice."""
+    train_until(2, plain_trainer(step=BINS, seed=None), tmp_path)
+    for place in itertools.count(1):
+        run, lines = plain_trainer(step=BINS, seed=None), itertools.count(1)
 
-    def on_step(progress):
-        with pytest.raises(BlockingIOError, match="open in another trainer of this"):
-            plain_trainer(seed=None, num_steps=3).resume(tmp_path)
+        def interrupt(frame, event, _, lines=lines, place=place):
+            if event == "line" and next(lines) == place:
+                raise KeyboardInterrupt
+            return interrupt if frame.f_code.co_filename == trainer.__file__ else None
 
-    run.train(tmp_path, on_step=on_step)
-    assert read_ledger(tmp_path).charged == run.num_steps_taken == 3
+        with contextlib.suppress(KeyboardInterrupt):
+            sys.settrace(interrupt)
+            run.resume(tmp_path)
+        sys.settrace(None)
+        if next(lines) <= place:
+            break
+        with contextlib.suppress(ValueError):  # resume did not end
+            run.draw_blocks(3)
+            assert run.num_steps_charged == 0 or run._main.draws._written_epoch == 0
+    assert place > 40

@@ -75,7 +75,7 @@ class KindsOfData(Study):
         table["features"] = table.get("features", {}) | {"cache": str(cache)}
         if self.steps is not None and "num_steps" in table:
             table["num_steps"] = self.steps
-        config = TrainingConfig.from_dict({"type": "TrainingConfig", **table})
+        config = TrainingConfig.from_dict(table)
         trainer, held_out, _ = assembled(config, Tables(config, self.out))
         validation = {"validation": held_out["validation"]}
         with tempfile.TemporaryDirectory() as scratch:

@@ -169,7 +169,7 @@ def rotations() -> None:
             sampling = table["step"]["sampling"]
             sampling["num_classes"] = classes
             sampling["episodes"]["sampling_probability"] = EPISODES / (classes // 5)
-            config = TrainingConfig.from_dict({"type": "TrainingConfig", **table})
+            config = TrainingConfig.from_dict(table)
             with tempfile.TemporaryDirectory() as folder:
                 run_training(config, Path(folder) / "run")
                 release = load_release(Path(folder) / "run" / "release")

@@ -107,7 +107,6 @@ def training(name: str, changes: Mapping[str, Any]) -> Training:
         for key in above:
             table = table[int(key) if key.isdigit() else key]
         table[last] = value
-    mapping = {"type": "TrainingConfig", **mapping}
     return training_of_config(TrainingConfig.from_dict(mapping), CONFIGS)
 
 

@@ -256,7 +256,10 @@ def spec_to_dict(spec: Any) -> dict[str, Any]:
 def spec_from_dict(
     allowed: type | Sequence[type], mapping: Any, *, where: str | None = None
 ) -> Any:
-    """Returns the spec that a dictionary describes; the dictionary may be untrusted."""
+    """Returns the spec that a dictionary describes; the dictionary may be untrusted.
+
+    A table may leave out its type if only one is possible.
+    """
     classes = (allowed,) if isinstance(allowed, type) else tuple(allowed)
     where = where or " or ".join(cls.__name__ for cls in classes)
     refuse_hostile(where, mapping)
@@ -305,11 +308,13 @@ def _decode(
             f"{where}: missing key 'version' (this library writes {SCHEMA_VERSION})"
         )
     names: dict[str, Any] = {cls.__name__: cls for cls in classes}
-    if "type" not in mapping:
+    first, *others = names
+    if "type" not in mapping and others:
         raise ValueError(
             f"{where}: missing key 'type', which must be one of {tuple(names)}"
         )
-    cls = names[_validation.choice(f"{where}.type", mapping["type"], names)]
+    kind = _validation.choice(f"{where}.type", mapping.get("type", first), names)
+    cls = names[kind]
     fields = {k: v for k, v in mapping.items() if k not in ("version", "type")}
     _check_keys(cls, fields, where)
     declared = {field.name: str(field.type) for field in dataclasses.fields(cls)}

@@ -136,7 +136,7 @@ class GaussianStep(Spec):
         )
         vars(self).update(
             clip_unit=_checked_clip_unit(self.design, self.clip_unit),
-            privacy_unit=_checked_privacy_unit(self.design, self.privacy_unit),
+            privacy_unit=checked_privacy_unit(self.design, self.privacy_unit),
         )
         check_people(
             self.design,
@@ -449,7 +449,7 @@ def check_clip_unit(design: Sampling, clip_unit: str) -> None:
         refuse_epochs(f"clip_unit={clip_unit!r}", epoch_scheme(design))
 
 
-def _checked_privacy_unit(design: Sampling, privacy_unit: str | None) -> str:
+def checked_privacy_unit(design: Sampling, privacy_unit: str | None) -> str:
     """Returns the privacy unit: the given one, or the design's default."""
     levels = design.level_names
     in_blocks = isinstance(design, PeopleBlocks)

@@ -58,7 +58,7 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
             config, weighed = plans.with_bands(config, plan)
             lines += ["", weighed]
         config = relocated(config, base)
-        TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
+        TrainingConfig.from_dict(config, where="config")
         head = _comment(plan, pipeline, weighed)
         write_atomically(out / plans.CONFIG, head + to_toml(config))
         written.append(str(out / plans.CONFIG))
@@ -236,9 +236,8 @@ def _check(text: str, base: Path) -> TrainingConfig:
     # Imported here: Flax costs a second, which no help should pay.
     from jaxdp_episodic.trainer.run.assemble import checked_run
 
-    table = {"type": "TrainingConfig", **tomllib.loads(text)}
     try:
-        config = TrainingConfig.from_dict(table, where="config")
+        config = TrainingConfig.from_dict(tomllib.loads(text), where="config")
         checked_run(config, base)
     except command.USER_ERRORS as error:
         raise ValueError(

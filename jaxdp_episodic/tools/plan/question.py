@@ -24,7 +24,6 @@ from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
     Spec,
     set_checked,
-    spec_from_dict,
 )
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.requests.request import read_population
@@ -211,9 +210,7 @@ def read_plan(path: Path) -> PlanDescription:
     mapping = read_toml(path)
     config = None
     if "step" in mapping and "episode" not in mapping:
-        config = TrainingConfig.from_dict(
-            {"type": TrainingConfig.__name__, **mapping}, where="config"
-        )
+        config = TrainingConfig.from_dict(mapping, where="config")
         mapping = plan_around(config, mapping)
     train = mapping.pop("train", None)
     if train is not None and not isinstance(train, dict):
@@ -223,11 +220,7 @@ def read_plan(path: Path) -> PlanDescription:
         if train is not None and name in train:
             raise ValueError(f"train.{name} must be left out: the plan sets it")
     table = mapping.pop("population", None)
-    for name, kinds in PlanRequest.nested_specs.items():
-        if name != "data" and isinstance(mapping.get(name), dict):
-            mapping[name] = {"type": kinds[0].__name__, **mapping[name]}
-    table_of_plan = {"type": PlanRequest.__name__, **mapping}
-    request = spec_from_dict(PlanRequest, table_of_plan, where="plan")
+    request = PlanRequest.from_dict(mapping, where="plan")
     if request.learning.learning_rate_steps and learning_rate(train) is None:
         raise ValueError(
             "learning.learning_rate_steps needs train.optimizer.learning_rate, a number"

@@ -83,7 +83,7 @@ class _Group:
             if "calibrate" in mapping
             else requests.EpsilonRequest
         )
-        return kind.from_dict({"type": kind.__name__, **mapping}, where="request")
+        return kind.from_dict(mapping, where="request")
 
 
 def answer_requests(

@@ -279,7 +279,7 @@ def read_request(
         mapping = with_population(mapping, tree)
     if kind is EpsilonRequest and "calibrate" in mapping:
         raise ValueError("a file with the key 'calibrate' is for `calibrate`")
-    return kind.from_dict({"type": kind.__name__, **mapping}, where="request")
+    return kind.from_dict(mapping, where="request")
 
 
 def read_population(table: Any, folder: Path) -> Population:

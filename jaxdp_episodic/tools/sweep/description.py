@@ -517,18 +517,15 @@ def _tables_of(mapping: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]
 
 
 def _with_names(axes: list[Any] | tuple[Any, ...], step: Any) -> list[Any]:
-    """The axes with their type, and with names in place of paths in the file."""
+    """The axes with names in place of paths in the file."""
     names = {}
     for table in (step, wrapped(step)):
         for name, path in numeric_fields(table).items():  # "step.levels[1].size"
             parts = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
             names["step" + "".join(parts)] = name
     named = list(axes)  # reading them refuses those that are no tables
-    for index, axis in enumerate(axes):
-        if isinstance(axis, Mapping):
-            named[index] = {"type": Axis.__name__, **axis}
     for index, axis in _tables_of({"axes": axes}):
-        named[index]["field"] = names.get(axis["field"], axis["field"])
+        named[index] = {**axis, "field": names.get(axis["field"], axis["field"])}
     return named
 
 

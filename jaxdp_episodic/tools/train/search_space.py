@@ -209,9 +209,7 @@ class Search:
             if isinstance(start, dict):
                 kept = {k: v for k, v in start.items() if k not in _OF_A_START}
                 table["start"] = {**kept, "kind": learner["kind"]}
-        config = TrainingConfig.from_dict(
-            {"type": TrainingConfig.__name__, **table}, where="run"
-        )
+        config = TrainingConfig.from_dict(table, where="run")
         if config.adaptive is not None:
             raise ValueError(
                 "run.adaptive must be left out: a search has runs fixed in advance"
@@ -268,9 +266,7 @@ def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
         table = {"version": 1, **table}
         kinds = get_args(Distribution)
         distributions[name] = spec_from_dict(kinds, table, where=where)
-    settings = spec_from_dict(
-        SearchSettings, {"type": "SearchSettings", **mapping}, where="search"
-    )
+    settings = SearchSettings.from_dict(mapping, where="search")
     return Search(settings, distributions, tables["run"])
 
 

@@ -27,12 +27,18 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Scheme,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.spec import SCHEMA_VERSION, Spec
-from jaxdp_episodic.accountant.describe.step import GaussianStep, Sampling, banded
+from jaxdp_episodic.accountant.describe.spec import SCHEMA_VERSION
+from jaxdp_episodic.accountant.describe.step import (
+    GaussianStep,
+    Sampling,
+    banded,
+    check_clip_unit,
+    checked_privacy_unit,
+)
 from jaxdp_episodic.accountant.questions.api import epsilon as step_epsilon
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config import training_parts as parts
-from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig, OptionConfig
+from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.data.fields import (
     CheckedSpec,
@@ -85,6 +91,17 @@ class StepConfig(CheckedSpec):
     # ``population``, the number of slots that are drawn, filled or not
     neighboring_relation: Annotated[str, one_of(*NEIGHBORING_RELATIONS)] = "add_remove"
     small_units: str | None = None  # as of `GaussianStep`
+
+    def check_values(self) -> None:
+        """Refuses units that the sampling does not have, before any data are read."""
+        design = checked_sampling(self.sampling)
+        if self.clip_unit is not None:
+            check_clip_unit(design, self.clip_unit)
+        checked_privacy_unit(design, self.privacy_unit)
+        if design.shape:
+            raise ValueError(
+                f"sampling must be of one setting, got numbers of shape {design.shape}"
+            )
 
     def step(
         self,
@@ -444,42 +461,13 @@ class TrainingConfig(CheckedSpec):
 
     @classmethod
     def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:
-        """Returns the run that ``mapping`` describes; see `spec_from_dict`.
-
-        A table may leave out its type if only one is possible.
-        """
-        if isinstance(mapping, Mapping) and isinstance(mapping.get("noise"), Mapping):
-            table = {
-                "version": SCHEMA_VERSION,
-                **_typed(parts.NoiseConfig, mapping["noise"]),
-            }
-            path = f"{where or cls.__name__}.noise"
-            mapping = {
-                **mapping,
-                "noise": parts.NoiseConfig.from_dict(table, where=path),
-            }
-        return super().from_dict(_with_types(cls, mapping), where=where)
-
-
-def _with_types(cls: type[Spec], mapping: Any) -> Any:
-    """A spec's tables, with their types filled in where only one is possible."""
-    if not isinstance(mapping, Mapping):
-        return mapping
-    filled = dict(mapping)
-    for name, (kind, *others) in cls.nested_specs.items():
-        table = filled.get(name)
-        if others or not isinstance(table, Mapping):
-            continue
-        if kind is OptionConfig:  # several, by name
-            made: Any = {key: _typed(kind, one) for key, one in table.items()}
-        else:
-            made = _typed(kind, _with_types(kind, table))
-        filled[name] = made
-    return filled
-
-
-def _typed(cls: type, table: Any) -> Any:
-    return {"type": cls.__name__, **table} if isinstance(table, Mapping) else table
+        """Returns the run that ``mapping`` describes; see `spec_from_dict`."""
+        noise = mapping.get("noise") if isinstance(mapping, Mapping) else None
+        if isinstance(noise, Mapping):
+            table, path = {"version": SCHEMA_VERSION, **noise}, where or cls.__name__
+            noise = parts.NoiseConfig.from_dict(table, where=f"{path}.noise")
+            mapping = {**mapping, "noise": noise}
+        return super().from_dict(mapping, where=where)
 
 
 def read_config(path: Path) -> TrainingConfig:
@@ -493,7 +481,4 @@ def read_config(path: Path) -> TrainingConfig:
       ValueError: not UTF-8, not TOML, an unknown or missing key, a value out of range.
       NotImplementedError: a combination that no theorem covers.
     """
-    mapping = read_toml(path)
-    return TrainingConfig.from_dict(
-        {"type": TrainingConfig.__name__, **mapping}, where="config"
-    )
+    return TrainingConfig.from_dict(read_toml(path), where="config")

@@ -119,15 +119,13 @@ def test_defaults(tiny):
     [
         ("epsilon = 8.0", "epsilom = 8.0", "unknown key 'epsilom'; did you mean"),
         ("num_steps = 3", "", "exactly one of num_steps .* got neither"),
-        (
-            "[step.sampling]",
-            "[step]\nnoise_multiplier = 2.0\n[step.sampling]",
-            "exactly one of num_steps .* got both",
-        ),
+        ("[step.", "[step]\nnoise_multiplier = 2.0\n[step.", "num_steps .* got both"),
+        ("[step.", "[step]\nprivacy_unit = 'x'\n[step.", "step: privacy_unit must be"),
         ("l2_clip_norm = 0.1", "l2_clip_norm = 0.0", "l2_clip_norm must be a number"),
         ('type = "Glyphs"', 'type = "Glyph"', "did you mean 'Glyphs'"),
         ("shots = 1", 'shots = 1\nloss = "squared_error"', "with kind='protonet'"),
         ("ways = 4", "ways = 41", "ways must be at most num_classes"),
+        ("ways = 4", "ways = [4, 5]", "step: sampling must be of one setting"),
         ("version = 1", "version = 2", "version must be 1"),
         ("[learner]", "[learner", "not valid TOML.*line"),
         ('splits = ["validation"]', 'splits = "validation"', "splits must be a list"),

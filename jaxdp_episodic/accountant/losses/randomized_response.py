@@ -34,8 +34,8 @@ class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
 
     @property
     def loses_nothing(self) -> Array:
-        """Whether the answer is a random bit that never fails."""
-        return np.equal(self.epsilon, 0) & np.equal(self.failure, 0)
+        """Whether the answer is a random bit, given no failure."""
+        return np.equal(self.epsilon, 0) & np.ones(self.shape, bool)
 
     @property
     def is_unprotected(self) -> Array:

@@ -181,7 +181,7 @@ _PROTOCOLS = {"rdp": (Moments,), "exact": (Profile, Moments), "pld": (Profile, M
 class Facts(NamedTuple):
     """What is known of a run without an integral; arrays of the run's shape."""
 
-    loses_nothing: np.ndarray  # whether no step with a count above 0 has a loss
+    loses_nothing: np.ndarray  # whether no step taken has a finite loss but 0
     is_unprotected: np.ndarray  # whether some of these steps are unprotected
     has_too_little_noise: np.ndarray  # whether some have too little for kernels
     log_kept: np.ndarray  # log of the probability that no step has an infinite loss

@@ -211,7 +211,7 @@ def gdp_mu(
 def mu_of_gaussians(run: Run) -> np.ndarray:
     """Returns the worst path's shift if it is a Gaussian, rounded up; else inf."""
     shift = run.gaussian_shift() * (1 + _ROUNDING)
-    known = ((shift > 0) | run.facts.loses_nothing) & ~run.facts.is_unprotected
+    known = ((shift > 0) | run.facts.loses_nothing) & (run.facts.log_kept == 0)
     return np.where(known, shift, np.inf).max(axis=-1)
 
 

@@ -211,7 +211,7 @@ def equivalent(game: Game) -> ComposedSteps | None:
             if (
                 shift.size != 1
                 or not (shift > 0).all()
-                or run.facts.is_unprotected.any()
+                or (run.facts.log_kept < 0).any()
             ):
                 return None
             squares.append(float(shift[0]) ** 2)

@@ -29,14 +29,14 @@ METHODS = ("exact", "pld", "rdp")
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("method", METHODS)
-def test_failure_is_accounted_by_hand(method):
+@pytest.mark.parametrize(("steps", "size"), [(1, 0.0), (100, 0.1)])
+def test_failure_is_accounted_by_hand(steps, size, method):
     """delta = 1 - k + k delta', where k is the probability that no part fails."""
-    failing = jde.compose((GAUSSIAN, 100), (jde.ApproximateDP(0.1, 1e-7), 20))
-    pure = jde.compose((GAUSSIAN, 100), (jde.ApproximateDP(0.1), 20))
+    parts = [jde.ApproximateDP(size, failure) for failure in (1e-7, 0.0)]
+    failing, pure = (jde.compose((GAUSSIAN, steps), (part, 20)) for part in parts)
     kept = (1 - 1e-7) ** 20
-    delta = 1e-5
-    left = (delta - (1 - kept)) / kept
-    found = jde.epsilon(failing, delta=delta, method=method)
+    left = (1e-5 - (1 - kept)) / kept
+    found = jde.epsilon(failing, delta=1e-5, method=method)
     expected = jde.epsilon(pure, delta=left, method=method)
     assert found == pytest.approx(expected, rel=1e-6)
     back = jde.delta(failing, epsilon=1.0, method=method)
@@ -47,9 +47,8 @@ def test_failure_is_accounted_by_hand(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_delta_that_does_not_cover_the_failure(method):
     release = jde.ApproximateDP(0.5, 1e-5)
-    for delta in (0.0, 1e-9, 0.99e-5, 1e-5):
-        found = jde.epsilon(release, num_steps=1, delta=delta, method=method)
-        assert np.isinf(found)
+    few = [0.0, 1e-9, 0.99e-5, 1e-5]
+    assert np.all(np.isinf(jde.epsilon(release, num_steps=1, delta=few, method=method)))
     more = jde.epsilon(release, num_steps=1, delta=1e-5 * (1 + 1e-6), method=method)
     assert more == pytest.approx(0.5, abs=1e-9)
     sure = jde.ApproximateDP(0.5, 1.0)

@@ -173,8 +173,10 @@ def test_extreme_options():
     bounds = {"a": jde.ApproximateDP(0.5, 1e-6), "b": jde.ApproximateDP(0.2)}
     bounded = priced(7, bounds, (3, 1))
     assert bounded.delta(epsilon=np.inf) == pytest.approx(2e-6, rel=1e-5)
-    assert bounded.epsilon(delta=1e-6) == np.inf
-    assert bounded.epsilon(delta=0.0) == np.inf
+    leaky = jde.compose((gaussian(2.1, rate=1.0), 1), (jde.ApproximateDP(0.0, 1e-4), 1))
+    mixed = priced(1, {"a": gaussian(2.0, rate=1.0), "b": leaky}, (1, 1))
+    for some, delta in ((bounded, 1e-6), (bounded, 0.0), (mixed, 1e-5)):
+        assert some.epsilon(delta=delta) == np.inf
     nothing = jde.AdaptiveRun(MENU, prices=PRICES, budget=1)
     assert nothing.epsilon(delta=1e-5) == 0 and not nothing.can("fast")
     assert nothing.cost_of_adaptivity(delta=1e-5).ratio == 1

@@ -180,7 +180,10 @@ def npy_header(stream: Any, name: str, size: int) -> Header:
         why = one_line(error)[:200]
         raise ValueError(f"{name} must be an array of NumPy: {why}") from None
     if kind.hasobject:
-        raise ValueError(f"{name} must not contain Python objects: pickles are refused")
+        raise ValueError(
+            f"{name} must not contain Python objects: pickles are refused; save text "
+            "as array.astype(str), numbers as array.astype(float)"
+        )
     if kind.kind not in _KINDS or not kind.itemsize:
         raise ValueError(f"{name} must contain numbers or text, has dtype {kind}")
     # If one axis has length 0, the others could have any length.

@@ -6,7 +6,9 @@ JSON lines, CSV and Parquet are written row by row, completely or not at all.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,8 @@ from jaxdp_episodic.files.json_file import MAX_LINE_BYTES, TOO_LONG, plain, repe
 from jaxdp_episodic.files.optional import require_pyarrow
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
+
+_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]*,[0-9]+")
 
 Writer = Callable[[list[dict[str, Any]]], None]
 
@@ -100,14 +104,15 @@ def csv_lines(
     check_plain_file(path)
     with path.open(newline="", encoding="utf-8-sig", errors=errors) as file:
         source = _Lines(file)
-        lines = csv.reader(source, strict=True)
         try:
+            first = next(source, "")
+            # Spreadsheets of many countries write semicolons, and decimal commas.
+            others = [one for one in ";\t|" if one in first and "," not in first]
+            how: Any = {"strict": True, "delimiter": others[0] if others else ","}
+            lines = csv.reader(itertools.chain([first], source), **how)
             header = next(lines, [])
         except csv.Error as error:
             raise ValueError(f"the line of names: {error}") from None
-        if len(header) == 1 and (others := set(header[0]) & set(";\t|")):
-            said = f"cells must be separated by commas, not by {min(others)!r}"
-            raise ValueError(f"{said}, and numbers must have decimal points")
         yield source.number, header
         while True:
             try:
@@ -117,7 +122,11 @@ def csv_lines(
             except csv.Error as error:
                 yield source.number, ValueError(f"line {source.number}: {error}")
                 continue
-            if len(cells) == len(header):
+            commas = filter(_DECIMAL_COMMA.fullmatch, cells) if others else ()
+            if (number := next(iter(commas), None)) is not None:
+                said = f"numbers must have decimal points, got {number[:60]!r}"
+                yield source.number, ValueError(f"line {source.number}: {said}")
+            elif len(cells) == len(header):
                 yield source.number, cells
             elif cells:
                 found = f"{len(cells)} fields under {len(header)} column names"

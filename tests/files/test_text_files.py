@@ -31,6 +31,8 @@ def test_columns_of_csv(tmp_path):
         (b"\xef\xbb\xbfb,a\r\n\r\n1,2\r\n\r\n", {"a": ["2"], "b": ["1"]}),
         (b'c,a,b\n,"1\n2",\n', {"a": ["1\n2"], "b": [""]}),
         (b"a,b", {"a": [], "b": []}),
+        (b'"a";b\n"1;2";"3,4 m"\n', {"a": ["1;2"], "b": ["3,4 m"]}),
+        (b"a\tb\n1\t-2.5\n", {"a": ["1"], "b": ["-2.5"]}),
     ):
         assert columns(written(tmp_path, content), ("a", "b")) == expected
 

@@ -157,6 +157,7 @@ def _table(plan: Candidates, draws: bool) -> list[str]:
 
 _OF_SOURCE = ("owner", "size", "grey", "label", "features", "target", "rotations")
 _HELD_OUT = ("validation", "test")
+_MOST_SHOWN = 20  # columns that are named
 
 
 def do_init(o: command.Options) -> list[str]:
@@ -188,7 +189,9 @@ def do_init(o: command.Options) -> list[str]:
     for key in ("label", "groups", "features"):
         if key in source.notes:
             names = source.table[key]
-            shown = names if isinstance(names, str) else ", ".join(names)
+            few = [names] if isinstance(names, str) else names[:_MOST_SHOWN]
+            rest = 0 if isinstance(names, str) else len(names) - len(few)
+            shown = ", ".join(few) + (f" and {rest:,} more" if rest else "")
             rows[key] = f"{shown} ({source.notes[key]})"
     last = {
         "written": f"{', '.join(map(str, written))}; read the comments, then",

@@ -44,8 +44,7 @@ _NAMES_OF_SPLIT = {
     VALIDATION: ("val", "validation", "valid"),
     TEST: ("test",),
 }
-METADATA = "metadata.jsonl"
-"""File list of a Hugging Face image folder."""
+_METADATA = ("metadata.jsonl", "metadata.csv")  # lists of Hugging Face image folders
 IMAGES = "images"
 """Folder of images next to file lists, as in mini-ImageNet."""
 _FILE_KEYS = ("filename", "file_name")  # keys in a file list
@@ -73,10 +72,10 @@ def load_class_folders(
     names that begin with a dot, ``desktop.ini``, ``Thumbs.db``, ``@eaDir``,
     ``__MACOSX``.
 
-    ``path`` may also be a list of image files: a folder with a ``metadata.jsonl`` of
-    objects with ``file_name`` and ``label`` (the Hugging Face layout), or a ``.csv``
-    file with the columns ``filename`` and ``label``, whose images are in the folder
-    ``images`` next to it (the mini-ImageNet layout).
+    ``path`` may also be a list of image files: a folder with a ``metadata.jsonl`` or
+    ``metadata.csv`` of ``file_name`` and ``label`` (the Hugging Face layout), or a
+    ``.csv`` file with the columns ``filename`` and ``label``, whose images are in the
+    folder ``images`` next to it (the mini-ImageNet layout).
 
     Images are rotated according to their EXIF orientation, as viewers and Hugging Face
     data sets do; torchvision's ``ImageFolder`` does not. Transparent images are laid on
@@ -233,8 +232,8 @@ def listed_classes(
 ) -> Images:
     """Returns the image files that `load_class_folders` reads."""
     problems: list[str] = []
-    if path.suffix.lower() == ".csv" or (path / METADATA).is_file():
-        files = _of_list(path, problems)
+    if (listed := _file_list(path)) is not None:
+        files = _of_list(listed, problems)
     else:
         files = {
             name: [file for _, file in _entries(folder, problems, are_images=True)]
@@ -268,17 +267,24 @@ def listed_omniglot(
     return _images(files, parents if alphabets else None, size, True, True, owner)
 
 
-def _of_list(path: Path, problems: list[str]) -> dict[str, list[Path]]:
-    """Returns class -> files, from ``metadata.jsonl`` or a CSV file list."""
+def _file_list(path: Path) -> Path | None:
+    """Returns the list of images that a path is, or that a folder holds, if any."""
     if path.suffix.lower() == ".csv":
-        base, listed = path.parent / IMAGES, path
-        with _validation.prefixed(f"{path}, a list of image files"):
-            found = read_csv_columns(
-                path, ("filename", "label"), max_bytes=_MAX_LIST_BYTES
-            )
-        pairs = list(zip(found["filename"], found["label"], strict=True))
+        return path
+    there = (path / name for name in _METADATA)
+    return next((one for one in there if one.is_file()), None)
+
+
+def _of_list(listed: Path, problems: list[str]) -> dict[str, list[Path]]:
+    """Returns class -> files, from the list of an image folder."""
+    base, pairs = listed.parent, []
+    if listed.suffix.lower() == ".csv":
+        key = _FILE_KEYS[listed.name in _METADATA]
+        base = base if listed.name in _METADATA else base / IMAGES
+        with _validation.prefixed(f"{listed}, a list of image files"):
+            found = read_csv_columns(listed, (key, "label"), max_bytes=_MAX_LIST_BYTES)
+        pairs = list(zip(found[key], found["label"], strict=True))
     else:
-        base, listed, pairs = path, path / METADATA, []
         for number, row, _ in json_lines(listed):
             if isinstance(row, Exception):
                 problems.append(f"{listed}, {row}")
@@ -394,7 +400,9 @@ def _refuse(problems: Sequence[str]) -> None:
         rest = len(problems) - _MOST_SHOWN
         more = [f"and {rest:,} more"] if rest > 0 else []
         shown = "; ".join([*problems[:_MOST_SHOWN], *more])
-        raise ValueError(f"{len(problems):,} files cannot be used: {shown}")
+        raise ValueError(
+            f"{len(problems):,} files cannot be used, mend or remove them: {shown}"
+        )
 
 
 File = tuple[str, Path | IO[bytes]]
@@ -529,7 +537,7 @@ def recognized(source: Path) -> str:
     splits = split_folders(source)
     if TRAIN in splits and len(splits) > 1:
         return MINI_IMAGENET
-    if (source / METADATA).is_file():
+    if _file_list(source) is not None:
         return CLASSES
     inside = [p for p in sorted(source.iterdir()) if not is_ignored(p.name)]
     first = next(filter(Path.is_dir, inside), None)
@@ -537,8 +545,8 @@ def recognized(source: Path) -> str:
         for pickled in (p for p in inside if p.suffix.lower() in _PICKLES):
             recognized(pickled)  # raises, and says how to convert it
         raise ValueError(
-            f"{source} must contain one folder of images per class, or {METADATA}, a "
-            "list of the images and their labels; it has neither"
+            f"{source} must contain one folder of images per class, or a list of the "
+            f"images and their labels, {' or '.join(_METADATA)}; it has neither"
         )
     found = (p for p in first.iterdir() if not is_ignored(p.name))
     return OMNIGLOT if any(map(Path.is_dir, found)) else CLASSES

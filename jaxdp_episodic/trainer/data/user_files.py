@@ -120,7 +120,9 @@ def npz_records(
         if not kept.any():
             raise ValueError(f"split must be one that {path} has, got {split!r}")
     units = {one: _one_a_record(one, arrays[one], grid, path)[kept] for one in levels}
-    units["class"] = _one_a_record("labels or classes", labels, grid, path)[kept]
+    units["class"] = _one_a_record(
+        "labels" if axes == 1 else "classes", labels, grid, path
+    )[kept]
     owners = targets = None
     if owner is not None:
         ids = _one_a_record(owner, arrays[owner], grid, path)
@@ -187,9 +189,10 @@ def _one_a_record(
         return array.reshape(-1)
     if len(grid) == 2 and array.shape == grid[:1]:
         return np.repeat(array, grid[1])
-    raise ValueError(
-        f"{name} in {path} must have one entry for each of {grid}, got {array.shape}"
-    )
+    is_one_hot = array.ndim == 2 and array.dtype.kind in "biuf"
+    hint = f"; of one-hot rows store {name}.argmax(axis=1)" if is_one_hot else ""
+    said = f"{name} in {path} must have one entry for each of {grid}, got"
+    raise ValueError(f"{said} {array.shape}{hint}")
 
 
 def _to_keep(batch: np.ndarray, first: int, is_images: bool, what: str) -> np.ndarray:

@@ -148,7 +148,7 @@ def test_files_that_cannot_be_used_are_listed(tmp_path):
     assert load_class_folders(inside, grey=True).num_examples == 3
     (inside / "a" / "notes.txt").write_text("")
     (inside / "b" / "link.png").symlink_to(inside / "a" / "1.png")
-    with pytest.raises(ValueError, match="^2 files cannot be used: ") as found:
+    with pytest.raises(ValueError, match="^2 files cannot be used, mend") as found:
         load_class_folders(inside)
     lines = str(found.value).split("; ")
     assert "notes.txt must be an image" in lines[0]
@@ -199,6 +199,9 @@ def test_lists_of_files_are_folders_of_classes(tmp_path):
     for name in ("folders", "lists"):
         assert recognized(tmp_path / name) == "mini-imagenet"
     assert recognized(listed.parent) == "class-folders"
+    (tmp_path / "hub" / "metadata.csv").write_text("file_name,label\ntrain/c.jpg,n1\n")
+    assert recognized(tmp_path / "hub") == "class-folders"
+    assert load_class_folders(tmp_path / "hub").num_examples == 1
     wanted = load_mini_imagenet(tmp_path / "folders", "train", size=6)
     found = load_mini_imagenet(tmp_path / "lists", "train", size=6)
     assert found.fingerprint == wanted.fingerprint

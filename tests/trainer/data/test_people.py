@@ -403,7 +403,7 @@ def test_imported_owners_are_those_in_memory(tmp_path, capsys):
         load_class_folders(tmp_path / "in", owner="^(.+)_")
     )
     assert cli.run(["data", "check", str(tmp_path / "out")]) == 0
-    assert f"train      {said}" in capsys.readouterr().out
+    assert f"train       {said}" in capsys.readouterr().out
     # A folder with valid checksums and contradictory content.
     owners, levels = tmp_path / "out/train/owners.npy", ("class", "example")
     np.save(owners, np.array([0, 1, 2, 2, 1, 3]))

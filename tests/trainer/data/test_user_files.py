@@ -76,7 +76,7 @@ def test_npz_with_a_public_list_of_classes(tmp_path):
         ({"labels": np.zeros(3, int)}, "labels and either images or features"),
         ({"images": np.zeros((2, 2)), "features": np.zeros((2, 2))}, "either images"),
         ({"features": np.zeros((3, 2))}, "come with an array labels"),
-        ({"features": np.zeros((3, 2)), "labels": np.zeros(2, int)}, "one entry"),
+        ({"features": np.zeros((3, 2)), "labels": np.zeros((3, 2))}, "one-hot rows"),
         ({"features": np.full((3, 2), np.nan), "labels": np.zeros(3, int)}, "row 0"),
         ({"images": np.zeros((3, 2, 2), int), "labels": np.zeros(3, int)}, "uint8"),
         ({"features": np.ones((0, 3, 2))}, "features in .* must not be empty"),
@@ -125,11 +125,7 @@ def test_csv_and_parquet(tmp_path):
         ("\udcff", {}, "t.csv: not UTF-8 text: invalid start byte; save it as UTF-8"),
         ("user,x\n", USERS, "must have at least one record, has none"),
         ("user,x\na,1\na\0,2\n", USERS, "NUL"),
-        (
-            "example,x\n1,2\n",
-            USERS | {"groups": ["example"]},
-            "name a column 'example'",
-        ),
+        ("example,x\n1,2\n", USERS | {"groups": ["example"]}, "a column 'example'"),
     ],
 )
 def test_unsuitable_csv_is_refused(tmp_path, text, changes, message):
@@ -149,12 +145,10 @@ def test_missing_and_unknown_files_are_refused(tmp_path):
 def test_a_table_with_a_public_list_of_units(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("user,x\n7,1\n7,2\n9,3\n")
-    table = load_table(
-        path, groups=["user"], features=["x"], public_units=["7", "8", "9"]
-    )
+    table = load_table(path, **USERS, public_units=["7", "8", "9"])
     assert table.population.children_counts[1].tolist() == [2, 0, 1]
     with pytest.raises(TypeError, match="public_units must be ids like those"):
-        load_table(path, groups=["user"], features=["x"], public_units=[7, 8, 9])
+        load_table(path, **USERS, public_units=[7, 8, 9])
 
 
 # --- Names of columns ---
@@ -274,13 +268,6 @@ def test_lists_of_numbers_are_features(tmp_path, monkeypatch):
     monkeypatch.setattr(examples, "MAX_BYTES", 50_000)
     with pytest.raises(ValueError, match="must hold at most 50000 bytes"):
         read_examples([path], shape=(501,), source=source | {"label": "x"})
-
-
-def test_init_takes_lists_of_numbers(tmp_path, capsys):
-    path = with_lists(tmp_path, vectors=RNG.normal(size=(60, 4)).tolist())
-    out = tmp_path / "run.toml"
-    assert cli.run(["init", str(path), "--out", str(out)]) == 0
-    assert 'features = ["age", "vector"]' in out.read_text()
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ _OPTIONS_OF: dict[str, tuple[str, ...]] = {
         "public_units",
     ),
 }
-_WIDTH = 9  # of the names of facts
+_WIDTH = 10  # of the names of facts
 
 
 def do_import(o: Options) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.tools.plots.figures import BLUE, VERMILION, new_figure, plain, save
-from jaxdp_episodic.trainer.run.evaluation import Reliability, Score
+from jaxdp_episodic.trainer.run.evaluation import Reliability, Score, digits
 
 _BLACK = "#333333"
 # Colour and marker of each part of the held-out data.
@@ -77,7 +77,7 @@ def draw_reliability(path: Path, found: Mapping[str, Reliability]) -> None:
         upper.plot(one.probability, one.accuracy, label=label, **line)
         lower.plot(one.probability, np.array(one.counts) / sum(one.counts), **line)
     upper.set(ylim=(0, 1.02), xlim=(0, 1.02), ylabel="share that is right")
-    upper.legend(frameon=False, loc="upper left")
+    upper.legend(frameon=False, loc="lower right")
     lower.set(ylim=(0, None), ylabel="share of queries")
     lower.set_xlabel("probability of the predicted class (mean of a bin)")
     plain(upper, lower)
@@ -94,7 +94,7 @@ def _draw_stages(
         rows = [row + 0.22 * place - 0.11 for row in range(len(shown))]
         _intervals(axes, shown, rows, *style, split)
     for row, scores in enumerate(stages.values()):
-        words = "   ".join(f"{score.mean:.4f}" for score in scores.values())
+        words = "   ".join(digits(score.mean) for score in scores.values())
         place = {"transform": axes.get_yaxis_transform(), "va": "center"}
         axes.text(1.01, row, words, **place)
     names = [f"{n}\n(released)" if n == released else n for n in stages]
@@ -127,11 +127,11 @@ def _draw_scores(
     for name, (color, marker) in zip(names, _STYLES, strict=False):
         rows = [(step, parts[name]) for step, parts in scores if name in parts]
         found = [score for _, score in rows]
-        label = f"{name}, private: {found[-1]['mean']:.4f}"
+        label = f"{name}, private: {digits(found[-1]['mean'])}"
         _intervals(axes, found, [step for step, _ in rows], color, marker, label, "y")
         if name in without_noise:
             bare = without_noise[name]["mean"]
-            label = f"{name}, without noise (not private): {bare:.4f}"
+            label = f"{name}, without noise (not private): {digits(bare)}"
             axes.axhline(bare, color=color, ls="--", lw=1, label=label)
         axes.set_ylabel(found[0]["name"] + "\n(held out)")
     if names:
@@ -176,6 +176,7 @@ def _draw_epsilon(
         axes.set(yticks=[], ylabel="epsilon (nats)")
     elif len(epsilons) > 1:
         axes.plot(*zip(*epsilons, strict=True), color=_BLACK, label=spent)
+        axes.locator_params("x", integer=True)
         if not is_guarantee:
             axes.axhline(target, color=VERMILION, ls="--", label="target")
         axes.set(ylim=(0, 1.12 * target), ylabel="epsilon (nats)")

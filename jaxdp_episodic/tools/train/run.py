@@ -39,7 +39,7 @@ from jaxdp_episodic.trainer.run.checks import (
     contributions_in_log,
     contributions_in_words,
 )
-from jaxdp_episodic.trainer.run.evaluation import Score
+from jaxdp_episodic.trainer.run.evaluation import Score, digits
 from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, StepProgress
 from jaxdp_episodic.trainer.run.selection import Selection, choosing_split
@@ -71,7 +71,7 @@ class Result(NamedTuple):
             lines.append(f"{name:<12}{score}")
             if name in self.without_noise:
                 bare = self.without_noise[name].mean
-                lines.append(f"{'':<12}{bare:.4f} without noise, not private")
+                lines.append(f"{'':<12}{digits(bare)} without noise, not private")
         if self.selection is not None:
             lines += _stages_in_lines(self.selection)
         spent = upward(self.epsilon, 5) if budget.is_private else "inf (not private)"
@@ -106,7 +106,7 @@ def _stages_in_lines(selection: Selection) -> list[str]:
         if scores and not lines:
             head = "".join(f"{split:>12}" for split in scores)
             lines.append(f"{'stages':<12}{'':<12}{head}")
-        means = "".join(f"{score.mean:>12.4f}" for score in scores.values())
+        means = "".join(f"{digits(score.mean):>12}" for score in scores.values())
         mark = "   is released" if name == released else ""
         lines.append(f"{'':<12}{name:<12}{means}{mark}")
     if selection.split is None:
@@ -130,8 +130,8 @@ def _stages_in_lines(selection: Selection) -> list[str]:
         (_, old, *_), (kind, new, *_) = pair
         if not (new < old if kind == "rmse" else new > old):
             lines.append(
-                f"{'':<12}{name!r} gained nothing over {before!r} ({new:.4f} after "
-                f"{old:.4f}): its share of the budget had no effect"
+                f"{'':<12}{name!r} gained nothing over {before!r} ({digits(new)} "
+                f"after {digits(old)}): its share of the budget had no effect"
             )
     return lines
 
@@ -156,7 +156,7 @@ def finished(
         console.print(f"contributions (private): {words}", highlight=False)
         private_facts = {**private_facts, "contributions": words}
     for split, score in without_noise.items():
-        value = f"{score['name']} {score['mean']:.4f}, not private"
+        value = f"{score['name']} {digits(score['mean'])}, not private"
         private_facts = {**private_facts, f"{split} without noise": value}
     picture, stages = None, []
     if selection is not None:

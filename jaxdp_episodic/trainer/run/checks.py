@@ -466,10 +466,8 @@ def contributions_in_log(
     noted = [r[PRIVATE] for r in records if "num_complete" in r.get(PRIVATE, {})]
     if not noted:
         return None
-    drawn, complete = (
-        sum(int(one[name]) for one in noted) for name in ("num_units", "num_complete")
-    )
-    return drawn, complete
+    drawn = sum(int(one["num_units"]) for one in noted)
+    return drawn, sum(int(one["num_complete"]) for one in noted)
 
 
 def better_settings(

@@ -55,6 +55,11 @@ _BLOCK_BYTES = 2**26  # most bytes of a block's float32 inputs
 _Z95 = 1.959963984540054  # normal quantile at 97.5 %
 
 
+def digits(score: float) -> str:
+    """Returns a score as text; one of prices, say, needs no decimals."""
+    return f"{score:.4f}" if abs(score) < 1e3 else f"{score:,.0f}"
+
+
 class Score(NamedTuple):
     """A mean over episodes, with a 95 % interval.
 
@@ -74,8 +79,8 @@ class Score(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.name} {self.mean:.4f}   (95 % interval {self.low:.4f} to "
-            f"{self.high:.4f}, {self.num_episodes:,} held-out episodes)"
+            f"{self.name} {digits(self.mean)}   (95 % interval {digits(self.low)} to "
+            f"{digits(self.high)}, {self.num_episodes:,} held-out episodes)"
         )
 
 

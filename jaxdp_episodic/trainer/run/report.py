@@ -50,6 +50,7 @@ from jaxdp_episodic.trainer.data.people import Truncation, fitting_bounds
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.clip_norm import clipped_and_noised
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
+from jaxdp_episodic.trainer.run.evaluation import digits
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT
 
 SEEDED = "draws and noise come from a fixed seed"
@@ -565,8 +566,8 @@ def markdown_report(
     lines += stages
     scores = [
         f"| {record['step']:,} | {upward(float(record['epsilon']))} | "
-        f"{record.get('stage', '')} | {split} | {score['name']} {score['mean']:.4f} | "
-        f"{score['low']:.4f} to {score['high']:.4f} |"
+        f"{record.get('stage', '')} | {split} | {score['name']} "
+        f"{digits(score['mean'])} | {digits(score['low'])} to {digits(score['high'])} |"
         for record in records
         for split, score in record.get(HELD_OUT, {}).items()
     ]

@@ -25,6 +25,7 @@ from jaxdp_episodic.trainer.run.evaluation import (
     Reliability,
     Score,
     calibrated,
+    digits,
     reliability,
 )
 from jaxdp_episodic.trainer.run.mechanisms import (
@@ -102,9 +103,10 @@ class Selection(NamedTuple):
         lines = ["", f"Every stage's {what}:", ""]
         lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
         for name, scores in self.scores.items():
-            cells = [f"{one.mean:.4f}" for one in scores.values()]
+            cells = [digits(one.mean) for one in scores.values()]
             ahead, error = self.behind.get(name, (0.0, 0.0))
-            cells.append(f"{ahead:.4f} ± {error:.4f}" if name in self.behind else "")
+            apart = f"{digits(ahead)} ± {digits(error)}"
+            cells.append(apart if name in self.behind else "")
             shown = f"**{name}**" if name == self.stage.name else name
             lines.append(f"| {' | '.join([shown, *cells])} |")
         return lines

@@ -22,8 +22,14 @@ from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.plan import pipelines, plan as plans, question
 from jaxdp_episodic.tools.plan.plan import make_plan
 from jaxdp_episodic.tools.plan.source import WAYS, Source
-from jaxdp_episodic.trainer.config.training_parts import LEAST_SIDE, WAVELETS
+from jaxdp_episodic.trainer.config.training_parts import (
+    LEAST_SIDE,
+    MIXED,
+    SCALED,
+    WAVELETS,
+)
 from jaxdp_episodic.trainer.data.people import fitting_bounds
+from jaxdp_episodic.trainer.data.scales import advice, largest_target, scales_of
 from jaxdp_episodic.trainer.data.sources import SOURCES
 from jaxdp_episodic.trainer.data.splits import TRAIN, VALIDATION
 from jaxdp_episodic.trainer.run.checks import LEAST_SHARE
@@ -36,6 +42,11 @@ QUERIES = 15  # per class, as usual in the field; fewer if a class has fewer
 ADD_REMOVE = "add_remove"
 ZERO_OUT = "zero_out"
 _EPSILONS = (1.0, 2.0, 4.0, 8.0)  # other targets, for which the heading states noise
+_HELD_OUT = (
+    "from the validation data, which are not protected; a release shows it, so better "
+    "state what was public before"
+)
+_BEFORE = "from the data: private unless it was public before"
 _WIDTH = 88  # characters of a line of comment
 _MOST_NAMED = 20  # duplicates that are named
 # A note if people are protected.
@@ -85,6 +96,11 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
         plan = make_plan(request, description.population)
         remarks = plans.advice(plan)
     config = _config(description, plan, pipeline)
+    if pipeline.learner == MIXED:
+        most = largest_target(source.parts.get(VALIDATION, data))
+        config["start"] = {**config["start"], "target_bound": most}
+    are = {"are_scaled": "features" in config, "are_bounded": "start" in config}
+    remarks += advice(data, **are)
     if plan is not None:
         config, weighed = plans.with_bands(config, plan)
         remarks.append(weighed)
@@ -161,7 +177,7 @@ def _description(source: Source, wishes: Wishes) -> question.PlanDescription:
         data=read,
     )
     owners = None if data.people is None else data.people.people
-    tables = _train_table(source, ways), source.table
+    tables = _train_table(source, ways, unit), source.table
     facts = source.feature_shape, owners, data.has_public_units
     return question.PlanDescription(request, data.population, *tables, *facts)
 
@@ -224,12 +240,16 @@ def _relation_and_population(
     return relation, wishes.population or fewest
 
 
-def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
+def _train_table(source: Source, ways: int | None, unit: str) -> dict[str, Any]:
     """The rest of the config, before a pipeline is chosen."""
     table = dict(question.OF_TASKS if ways is None else question.OF_CLASSES)
     shape = source.feature_shape
     if ways is not None and len(shape) == 3 and min(shape[:2]) >= LEAST_SIDE:
         table["features"] = {"kind": WAVELETS}
+    # Protected people may be in the validation data, too.
+    if VALIDATION in source.parts and unit != PERSON:
+        if scales := scales_of(source.parts[VALIDATION]):
+            table["features"] = {"kind": SCALED, **scales}
     held_out = [name for name in source.parts if name != TRAIN]
     if held_out:
         how = {"queries": QUERIES, "num_episodes": 600, "every": 100}
@@ -298,6 +318,9 @@ def _notes(
         "evaluation.select": "no stage is chosen: held-out examples are trained on",
         "step.sampling.num_classes": number,
         "start.between": number,
+        "start.target_bound": _HELD_OUT if VALIDATION in source.parts else _BEFORE,
+        "features.mean": _HELD_OUT,
+        "features.std": _HELD_OUT,
         "normalizer": f"{counted} sizes are public; a guess will do",
         "people": f"{counted} these bounds were public before; state such bounds",
     }

@@ -115,6 +115,11 @@ def described_source(
         table |= {"type": "Npz", **given}
         data = user_files.load_npz(path, owner=given.get("owner"))
         shape = tuple(data.features.shape[1:])
+        if len(shape) == 3 and shape[0] in (1, 3, 4) and min(shape[1:]) > 4:
+            raise ValueError(
+                f"{path}: images must be height x width x channels, got {shape} each; "
+                "save them as images.transpose(0, 2, 3, 1)"
+            )
     else:
         columns, notes = _columns(path, layout, given)
         table |= {"type": "Table", **columns}
@@ -346,8 +351,9 @@ def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:
         return found[0]
     if not found:
         raise ValueError(
-            f"{path} must have a column with repeated values, which names the classes "
-            f"(or tasks); it has {list(cells)}"
+            f"{path} must have a column of text or whole numbers with repeated values, "
+            "which names the classes (or tasks); give another by --label, of "
+            f"{list(cells)}"
         )
     each = ", ".join(
         f"{name} ({len(set(cells[name]))} values in {len(cells[name])} records)"

@@ -20,12 +20,14 @@ from jaxdp_episodic.trainer.data.fields import (
     Natural,
     Positive,
     Text,
+    listed,
     numbers,
     one_of,
     set_fields,
     whole,
     within,
 )
+from jaxdp_episodic.trainer.data.scales import CHECKS
 
 CROSS_ENTROPY = "cross_entropy"
 SQUARED_ERROR = "squared_error"
@@ -96,7 +98,8 @@ _MOST_NORM = 1e12
 NONE = "none"
 WAVELETS = "wavelets"
 ONNX = "onnx"
-FEATURES = (NONE, WAVELETS, ONNX)
+SCALED = "scaled"
+FEATURES = (NONE, WAVELETS, ONNX, SCALED)
 # Features of a channel: 5 x 5 coefficients of the image and of 16 Gabor filters.
 NUM_WAVELETS = 425
 LEAST_SIDE = 8  # pixels of an image for wavelets
@@ -353,12 +356,7 @@ class ClippingConfig(CheckedSpec):
 
 
 def _splits(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(
-        isinstance(one, str) for one in value
-    ):
-        shown = _validation.shown(value)
-        raise TypeError(f"{name} must be a list of names, got {shown}")
-    return tuple(value)
+    return () if value in ([], ()) else listed(name, value)  # may be empty
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -408,7 +406,8 @@ class FeaturesConfig(CheckedSpec):
     size: Annotated[tuple[int, ...], _sides] | None = None
     channels: Annotated[str, one_of(*NUM_CHANNELS)] | None = None
     channels_last: Flag | None = None  # inputs are (1, H, W, C) instead of (1, C, H, W)
-    # subtracted from pixels in [0, 1], for each channel or all; `std` then divides
+    # subtracted from pixels in [0, 1], for each channel or all; `std` then divides.
+    # With "scaled" both are lists, with one number for each feature
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     pool: Annotated[str, one_of(*POOLS)] | None = None  # over positions
@@ -419,10 +418,12 @@ class FeaturesConfig(CheckedSpec):
         """Checks the settings of a network, and fills in what is left out."""
         given = [name for name in _OF_NETWORKS if getattr(self, name) is not None]
         if self.kind != ONNX:
-            if given:
+            own = CHECKS if self.kind == SCALED else {}
+            if others := [name for name in given if name not in own]:
                 raise ValueError(
-                    f"{given[0]} is for kind={ONNX!r}, got it with kind={self.kind!r}"
+                    f"{others[0]} is for kind={ONNX!r}, got it with kind={self.kind!r}"
                 )
+            set_fields(self, **{n: own[n](n, getattr(self, n)) for n in own})
             return
         if self.path is None:
             raise ValueError(f"path must be given with kind={ONNX!r}: an ONNX file")

@@ -30,9 +30,11 @@ from jaxdp_episodic.files.atomic import LOCK, locked
 from jaxdp_episodic.trainer.config.training_parts import (
     LEAST_SIDE,
     ONNX,
+    SCALED,
     WAVELETS,
     FeaturesConfig,
 )
+from jaxdp_episodic.trainer.data.scales import scaled
 from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -115,6 +117,10 @@ class FixedFeatures:
             function, sha256 = network_features(config, base)
             settings = {**config.network, "sha256": sha256}
             return cls(function, ONNX, settings=settings, one_by_one=True)
+        if config.kind == SCALED:
+            settings = {"mean": config.mean, "std": config.std}
+            function = functools.partial(scaled, **settings)
+            return cls(function, SCALED, False, settings, one_by_one=True)
         return cls.wavelets() if config.kind == WAVELETS else None
 
     def described(self) -> dict[str, Any]:
@@ -256,16 +262,9 @@ class FixedFeatures:
             first = next(parts)
             path.parent.mkdir(exist_ok=True)
             path.unlink(missing_ok=True)  # readers of the old file keep it
-            shape, starts = (
-                (data.num_examples, first.shape[1]),
-                itertools.count(0, _BATCH),
-            )
-            placed = (
-                (np.arange(start, start + len(part)), part)
-                for start, part in zip(
-                    starts, itertools.chain([first], parts), strict=False
-                )
-            )
+            shape = data.num_examples, first.shape[1]
+            batches = enumerate(itertools.chain([first], parts))
+            placed = ((_BATCH * i + np.arange(len(part)), part) for i, part in batches)
             column_folder.write_rows(path, first.dtype, shape, placed)
             column_folder.write_manifest(
                 folder, {TRAIN: (("example",), None)}, made_from=made_from

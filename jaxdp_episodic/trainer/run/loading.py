@@ -22,7 +22,9 @@ from jaxdp_episodic.trainer.config.training_parts import (
     MOST_INNER_STEPS,
     MOST_UNITS,
     ONNX,
+    SCALED,
     WAVELETS,
+    FeaturesConfig,
     ModelConfig,
 )
 from jaxdp_episodic.trainer.config.training_start import MOST_POWERS
@@ -306,16 +308,19 @@ def _features(value: Any, own: Any) -> FixedFeatures | None:
             raise ValueError("features must be left out: the run had none")
         return None
     table = _table("features", value)
-    kind = _validation.choice("features.kind", table["kind"], (WAVELETS, ONNX, OWN))
+    kinds = (WAVELETS, SCALED, ONNX, OWN)
+    kind = _validation.choice("features.kind", table["kind"], kinds)
     described = {k: v for k, v in table.items() if k != "kind"}
-    if own is None and kind != WAVELETS:
+    settings = _table("features.settings", table.get("settings", {}))
+    if own is None and kind in (WAVELETS, SCALED):
+        own = FixedFeatures.of(FeaturesConfig(kind=kind, **settings))
+    if own is None:
         name = _validation.shown(described.get("name"))
         raise ValueError(
             f"features must be given, as to the run: the file of its network, {name}"
             if kind == ONNX
             else f"features must be given, as to the run, which had its own, {name}"
         )
-    features = FixedFeatures.wavelets() if own is None else own
     if isinstance(own, str | os.PathLike):
         if kind != ONNX:
             shown = _validation.shown(kind)
@@ -323,15 +328,14 @@ def _features(value: Any, own: Any) -> FixedFeatures | None:
                 f"features must not be a file: those of the run are {shown}, not a "
                 "network"
             )
-        settings = _table("features.settings", table["settings"])
         settings.pop("sha256", None)
-        features = FixedFeatures.onnx(own, **settings)
-    if features.described() != described:
+        own = FixedFeatures.onnx(own, **settings)
+    if own.described() != described:
         shown = _validation.shown(json.dumps(described))
         raise ValueError(
-            f"features must be those of the run, {shown}, got {features.described()}"
+            f"features must be those of the run, {shown}, got {own.described()}"
         )
-    return features
+    return own
 
 
 def _params(

@@ -85,6 +85,11 @@ def test_features_in_a_config():
     assert FixedFeatures.of(FeaturesConfig()) is None
     wavelets = FixedFeatures.of(FeaturesConfig(kind="wavelets"))
     assert wavelets == FixedFeatures.wavelets()
+    scales = FeaturesConfig(kind="scaled", mean=[1961, 0], std=[40, 0.5])
+    made = FixedFeatures.of(FeaturesConfig.from_dict(scales.to_dict()))
+    np.testing.assert_array_equal(made.of_examples(np.ones((3, 2))), [[-49, 2]] * 3)
+    with pytest.raises(ValueError, match=r"one number for each feature; an .* \[3\]"):
+        made.of_examples(np.ones((3, 3)))
     whole = FeaturesConfig(kind="onnx", path="x", size=[6, 8], std=-0.5)
     assert (whole.size, whole.std, whole.grid) == ((6, 8), (-0.5,) * 3, 1)
     assert FeaturesConfig.from_dict(whole.to_dict()) == whole
@@ -97,6 +102,15 @@ def test_features_in_a_config():
         ({"cache": 3}, "cache"),
         ({"kind": "onnx"}, "path must be given with kind='onnx'"),
         ({"kind": "wavelets", "grid": 2}, "grid is for kind='onnx'"),
+        (
+            {"kind": "scaled", "std": [1], "mean": [1], "pool": "max"},
+            "pool is for kind",
+        ),
+        (
+            {"kind": "scaled", "std": [1, 0], "mean": [1, 1]},
+            "std must be > 0 and finite",
+        ),
+        ({"kind": "scaled", "std": [1]}, "mean must be"),
         ({"pool": "max", "grid": 65}, "grid must be at most 64"),
         ({"pool": "none", "grid": 2}, "grid is for a pool other than 'none'"),
         ({"size": [8, 8, 8]}, r"size must be one number or \[height, width\]"),

@@ -370,6 +370,7 @@ def test_a_foreign_or_damaged_folder_is_refused(copied):
         ({"parameters": {}}, "parameter .* must be of shape"),
         ({"dtype": "object"}, "dtype must be one of"),
         ({"features": {"kind": "wavelets"}}, "features must be those of the run"),
+        ({"features": {"kind": "scaled"}}, "mean must be"),
         ({"features": {"kind": "own", "name": "n"}}, "features must be given.* 'n'"),
         ({"features": {"kind": "onnx", "name": "n"}}, "the file of its network, 'n'"),
     ],

@@ -16,7 +16,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -163,16 +162,14 @@ class RunDraws:
         # Key of the group assignment, and the key by which the sampler has assigned.
         self._group_key = keys.new("groups", 0) if is_grouped else b""
         self._assigned_by, self._are_groups_written = b"", not is_grouped
-        self._file_without_groups: Path | None = None  # the file that lacks the groups
+        self._lost = ""  # which secret of a begun epoch, or run, is not in the file
         self._length = sampler.steps_per_epoch
         self._epochs: dict[int, Epoch] = {}  # by number: the running and the next one
         self._written_epoch: int | None = None  # number of the epoch in the file
-        # Number of an epoch that has begun and is not in this file.
-        self._lost_epoch: tuple[int, Path] | None = None
 
     def secret(self, step: int) -> DrawSecret:
         """Returns what a step's draw follows from: a new key, the same everywhere."""
-        self._refuse_new_groups()
+        self._refuse_another_draw()
         key, members = b"", None
         if self._processes.is_first:
             key = self._keys.new("draw", step)
@@ -190,13 +187,10 @@ class RunDraws:
             members = np.load(io.BytesIO(sent))
         return DrawSecret(keys[:KEY_BYTES], members, self._turn(step))
 
-    def _refuse_new_groups(self) -> None:
-        """Refuses new groups in a begun run: units could repeat within a round."""
-        if self._file_without_groups is not None:
-            raise FileNotFoundError(
-                f"{self._file_without_groups} has no groups any more (lost, or erased "
-                "at the end of the run): a run with bands cannot go on without them"
-            )
+    def _refuse_another_draw(self) -> None:
+        """Refuses to draw anew what has begun: a unit could take part twice."""
+        if self._lost:
+            raise FileNotFoundError(self._lost)
 
     def _assign_groups(self, key: bytes) -> None:
         """Assigns the units to groups by this key, unless that is done."""
@@ -214,7 +208,7 @@ class RunDraws:
 
         It is called before the step is charged. OSError: they could not be written.
         """
-        self._refuse_new_groups()
+        self._refuse_another_draw()
         if not self._are_groups_written:
             self._assign_groups(self._group_key)
             dealt = self._group_key, self._sampler.dealt
@@ -248,6 +242,8 @@ class RunDraws:
 
     def read_secrets(self, store: RunStore, step: int) -> None:
         """Reads the secrets of a resumed run, whose next step is ``step``."""
+        if self._epochs or self._assigned_by:  # what was prepared would not fit
+            raise ValueError("resume must come before a draw: make a new trainer")
         found = store.kept(GROUPS)
         if found is not None:
             self._group_key, dealt = (one.tobytes() for one in found[1])
@@ -268,7 +264,10 @@ class RunDraws:
                 )
             return
         if found is None and self._group_key and step > self._first:
-            self._file_without_groups = store.path
+            self._lost = (
+                f"{store.path} has no groups any more (lost, or erased at the end of "
+                "the run): a run with bands cannot go on without them"
+            )
         if self._length is None or step < self._first:
             return
         number, index = divmod(step - self._first, self._length)
@@ -276,7 +275,10 @@ class RunDraws:
             return  # the epoch has not begun: it is drawn when it does
         kept = store.kept(EPOCH)
         if kept is None or kept[0] != number:
-            self._lost_epoch = number, store.path
+            self._lost = (
+                f"{store.path} no longer has epoch {number + 1}, which has begun: "
+                "without its secret allocation the run cannot go on"
+            )
             return
         file = io.BytesIO(kept[1][0].tobytes())
         with np.load(file, allow_pickle=False) as found:
@@ -285,11 +287,6 @@ class RunDraws:
         self._written_epoch = number
 
     def _epoch(self, number: int) -> Epoch:
-        if self._lost_epoch is not None and self._lost_epoch[0] == number:
-            raise FileNotFoundError(
-                f"{self._lost_epoch[1]} no longer has epoch {number + 1}, which has "
-                "begun: without its secret allocation the run cannot go on"
-            )
         if number not in self._epochs:
             self._assign_groups(self._group_key)
             key = self._keys.new("epoch", number)

@@ -427,6 +427,8 @@ class Trainer:
         """Returns the next step's option, chosen once; None: the run is over."""
         self._join()
         with self.processes.together():
+            if self._store is not None and self.num_steps_taken < self.ledger.charged:
+                self._apply_releases(self._store)
             self._give_up_unreleased()
             number, ledger = self.num_steps_taken, self.ledger
             if self._rule is None:

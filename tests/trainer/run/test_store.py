@@ -443,7 +443,6 @@ def test_an_open_run_is_locked(path, how, of):
                 other.charge("phase 1")
             error = LedgerError
         elif how == "changed":
-            shutil.copytree(path.parent, path.parent / "copy")
             edited(path, "DELETE FROM charges WHERE number = 4")
             error = LedgerError
         else:
@@ -582,11 +581,6 @@ def test_charges_beyond_the_budget_and_in_another_runs_file_are_refused(path):
 # --- File systems ---
 
 
-MOUNTS = """/dev/sda / ext4 rw 0 0
-server:/home {} nfs4 rw 0 0
-"""
-
-
 def test_commits_survive_a_power_failure(path):
     """They return when the log, or the name of a removed journal, is on the disk."""
     with opened(path) as store:
@@ -599,7 +593,8 @@ def test_network_file_systems_have_no_write_ahead_log(tmp_path, monkeypatch):
     mounts = tmp_path / "mounts"
     folder = tmp_path / "a b"
     folder.mkdir()
-    mounts.write_text(MOUNTS.format(str(folder).replace(" ", "\\040")))
+    remote = f"server:/home {folder} nfs4".replace("a b", "a\\040b")
+    mounts.write_text(f"/dev/sda / ext4 rw 0 0\n{remote} rw 0 0\n")
     monkeypatch.setattr(store_module, "_MOUNTS", mounts)
     assert is_on_network(folder / STORE) and not is_on_network(tmp_path / STORE)
     seen = []

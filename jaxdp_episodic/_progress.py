@@ -24,7 +24,7 @@ class ProgressBar:
     The rate is measured from the first count on, because work before it compiles.
 
     Args:
-      console: where to show it.
+      console: where to show it; None: nowhere.
       what: the things counted ("steps").
       total: expected number.
       done: number already done.
@@ -33,14 +33,15 @@ class ProgressBar:
 
     def __init__(
         self,
-        console: Console,
+        console: Console | None,
         what: str,
         total: int,
         done: int = 0,
         *,
         first: tuple[str, int] = ("", 0),
     ) -> None:
-        self._console, self._done, self._last = console, done, time.monotonic()
+        self._console = console = console or Console(quiet=True)
+        self._done, self._last = done, time.monotonic()
         name, number = first
         # (name, index of the first, number) of each kind of things.
         self._kinds = [(name, 0, number), (what, number, max(total - number, 1))]

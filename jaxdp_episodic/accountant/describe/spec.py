@@ -256,10 +256,7 @@ def spec_to_dict(spec: Any) -> dict[str, Any]:
 def spec_from_dict(
     allowed: type | Sequence[type], mapping: Any, *, where: str | None = None
 ) -> Any:
-    """Returns the spec that a dictionary describes; the dictionary may be untrusted.
-
-    A table may leave out its type if only one is possible.
-    """
+    """Returns the spec that a dictionary describes; the dictionary may be untrusted."""
     classes = (allowed,) if isinstance(allowed, type) else tuple(allowed)
     where = where or " or ".join(cls.__name__ for cls in classes)
     refuse_hostile(where, mapping)
@@ -294,7 +291,7 @@ def _encode(value: Any) -> Any:
 def _decode(
     classes: tuple[type, ...], mapping: Any, where: str, *, nested: bool
 ) -> Any:
-    """Builds the spec named by ``mapping["type"]`` from its fields."""
+    """Builds the spec of a type, which a table may leave out if there is only one."""
     if nested and isinstance(mapping, classes):
         return mapping
     _validation.instance(where, mapping, Mapping, "a table of keys")
@@ -308,13 +305,12 @@ def _decode(
             f"{where}: missing key 'version' (this library writes {SCHEMA_VERSION})"
         )
     names: dict[str, Any] = {cls.__name__: cls for cls in classes}
-    first, *others = names
-    if "type" not in mapping and others:
+    if "type" not in mapping and len(names) > 1:
         raise ValueError(
             f"{where}: missing key 'type', which must be one of {tuple(names)}"
         )
-    kind = _validation.choice(f"{where}.type", mapping.get("type", first), names)
-    cls = names[kind]
+    kind = mapping.get("type", classes[0].__name__)
+    cls = names[_validation.choice(f"{where}.type", kind, names)]
     fields = {k: v for k, v in mapping.items() if k not in ("version", "type")}
     _check_keys(cls, fields, where)
     declared = {field.name: str(field.type) for field in dataclasses.fields(cls)}
@@ -324,9 +320,8 @@ def _decode(
         if isinstance(value, Mapping) and declared[key].startswith("Mapping"):
             fields[key] = {n: inner(item, f"{path}.{n}") for n, item in value.items()}
         elif isinstance(value, list | tuple) and declared[key].startswith("tuple"):
-            fields[key] = tuple(
-                inner(item, f"{path}[{i}]") for i, item in enumerate(value)
-            )
+            items = enumerate(value)
+            fields[key] = tuple(inner(item, f"{path}[{i}]") for i, item in items)
         else:
             fields[key] = inner(value, path)
     with _validation.prefixed(where):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic._progress import standard_error
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.accountant.report.report import privacy_report, single_run
@@ -37,21 +38,20 @@ PICTURE = "plan.png"
 
 def do_plan(o: command.Options) -> list[str]:
     """The command ``plan``."""
-    return planned(read_plan(o.file), o.file.parent, o.out)
+    return planned(read_plan(o.file), o.file.parent, o.out, standard_error())
 
 
-def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
+def planned(what: PlanDescription, base: Path, out: Path, console: Any) -> list[str]:
     """Searches, writes into a folder, and returns the lines to print."""
-    pipeline = recommended_pipeline(description)
-    target = description.request
+    pipeline, target = recommended_pipeline(what), what.request
     for_steps = pipeline.left_for_steps(target)
-    plan = make_plan(for_steps, description.population)
+    plan = make_plan(for_steps, what.population, console)
     out.mkdir(parents=True, exist_ok=True)
     plans.write_table(out / plans.TABLE, plan)
     written = [str(out / plans.TABLE)]
     draws = pipeline.learner is None  # episodes, of a design
-    lines = _table(plan, draws)
-    config, weighed = plans.training_config(plan, description), ""
+    lines, weighed = _table(plan, draws), ""
+    config = plans.training_config(plan, what)
     if config is not None:
         config = pipeline.config(config)
         if draws:
@@ -65,8 +65,8 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
     if pipeline.name:
         lines += ["", *pipeline.lines]
         if for_steps is not target:
-            rest = f"the epsilon that is left, {for_steps.epsilon:.4g}"
-            lines += [f"steps are planned with {rest}"]
+            left = f"{for_steps.epsilon:.4g}"
+            lines += [f"steps are planned with the epsilon that is left, {left}"]
     try:
         title = f"epsilon {target.epsilon:g} at delta {target.delta:g}"
         draw_plan(plan, out / PICTURE, title=title, draws=draws)
@@ -74,9 +74,9 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
     except ImportError as error:
         lines.append(f"no picture: {error}")
     lines += [f"{name}: {why}" for name, why in plan.gains.items()]
-    lines += [f"left out: {name}: {why}" for name, why in plan.left_out.items()]
+    lines += [f"left out: {'; '.join(v)}: {k}" for k, v in plan.left_out.items()]
     lines += advice(plan)
-    if _rests_on_private_sizes(description, pipeline):
+    if _rests_on_private_sizes(what, pipeline):
         lines.append(
             "note: the plan used sizes of the data, which are private under "
             "add_remove; so is everything written here. If examples are protected, "
@@ -285,7 +285,7 @@ def _of_plan(file: Path) -> str:
                 f"a plan without the table {table} recommends no run to report on"
             )
     with tempfile.TemporaryDirectory() as folder:
-        said = planned(description, file.parent, Path(folder))
+        said = planned(description, file.parent, Path(folder), None)
         config = Path(folder, plans.CONFIG)
         if not config.exists():
             why = [line for line in said if line.startswith("no config")]

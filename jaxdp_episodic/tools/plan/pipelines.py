@@ -147,10 +147,9 @@ class Pipeline(NamedTuple):
     @property
     def lines(self) -> list[str]:
         """The choice and its reason, what to expect, and other options."""
-        named = f"pipeline: {self.name}: {self.reason}" if self.name else ""
-        expected = f"expected: {self.gains}" if self.gains else ""
-        offer = f"option: {self.offer}" if self.offer else ""
-        return [line for line in (named, expected, offer) if line]
+        named = f"{self.name}: {self.reason}" if self.name else ""
+        said = {"pipeline": named, "expected": self.gains, "option": self.offer}
+        return [f"{name}: {text}" for name, text in said.items() if text]
 
     def left_for_steps(self, request: PlanRequest) -> PlanRequest:
         """Returns the request with the epsilon left for steps, an *estimate*."""
@@ -269,8 +268,7 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
         without = f"fewer than {question.STEPS} steps are within the budget"
     if without is not None:
         return Pipeline(STATISTICS, f"{why}; {without}", **alone)
-    start |= {"dimensions": _DIMENSIONS}
-    return Pipeline(BOTH, why, start, **facts)
+    return Pipeline(BOTH, why, start | {"dimensions": _DIMENSIONS}, **facts)
 
 
 def _expected_gains(description: PlanDescription, number: int) -> str:
@@ -373,7 +371,7 @@ def _ratio_of_steps(description: PlanDescription, number: int) -> float:
     for design in designs:
         if design.scheme != question.POISSON or not design.is_multistage:
             continue
-        episodes, steps = budgeted(request.compute, design, 1.0)
+        episodes, steps = budgeted(design, 1.0)
         if not episodes.size:
             continue
         index = int(np.argmax(episodes * np.minimum(steps, question.STEPS)))

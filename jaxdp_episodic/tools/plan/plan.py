@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
@@ -286,7 +287,7 @@ class Plan(NamedTuple):
     # No other candidate is at least as good in everything and better in something.
     is_on_front: np.ndarray
     recommended: int  # index of the recommended candidate
-    left_out: dict[str, str]  # design name -> why it was left out
+    left_out: dict[str, list[str]]  # why designs were left out -> their names
     gains: dict[str, str]  # design name -> what random allocation gains over Poisson
 
     def best_of(self, design: int) -> int:
@@ -297,26 +298,27 @@ class Plan(NamedTuple):
         )
 
 
-def make_plan(request: question.PlanRequest, population: Population) -> Plan:
+def make_plan(
+    request: question.PlanRequest, population: Population, console: Any = None
+) -> Plan:
     """Returns the candidates within the privacy and compute budgets, compared."""
-    designs = [
-        design
-        for design in possible_designs(request, population)
-        if design.scheme in request.schemes
-    ]
+    found = possible_designs(request, population)
+    designs = [design for design in found if design.scheme in request.schemes]
     smallest = min(design.examples for design in designs)
     parts: list[Candidates] = []
-    left_out, gains = {}, {}
-    for design in designs:
-        try:
-            found, gain = _candidates(design, parts, smallest)
-        except (ValueError, NotImplementedError) as error:
-            left_out[design.name] = str(error)
-            continue
-        parts.append(found)
-        gains |= {design.name: gain} if gain else {}
+    left_out, gains = dict[str, list[str]](), {}
+    with ProgressBar(console, "designs", len(designs)) as bar:
+        for number, design in enumerate(designs):
+            bar.show(number, design.name)
+            try:
+                settings, gain = _candidates(design, parts, smallest)
+            except (ValueError, NotImplementedError) as error:
+                left_out.setdefault(str(error), []).append(design.name)
+                continue
+            parts.append(settings)
+            gains |= {design.name: gain} if gain else {}
     if not sum(part.steps.size for part in parts):
-        reasons = "; ".join(f"{k}: {v}" for k, v in left_out.items())
+        reasons = "; ".join(f"{why}, {who}" for why, who in left_out.items())
         raise ValueError(
             f"no design of levels {population.level_names} is within epsilon="
             f"{request.epsilon:g} and the budget of episodes "
@@ -342,8 +344,7 @@ def _candidates(
     """The settings of a design, and what random allocation gains over Poisson."""
     compute, learning = design.request.compute, design.request.learning
     weight = design.examples / smallest
-    of_people = design.request.people is not None
-    episodes, steps = budgeted(compute, design, weight, of_people=of_people)
+    episodes, steps = budgeted(design, weight)
     if not episodes.size:
         raise ValueError(
             f"{compute.fewest_steps} steps of one episode exceed total_episodes"
@@ -381,17 +382,16 @@ def _candidates(
     return Candidates(design, episodes, steps, noise, total, worth, complete), gain
 
 
-def budgeted(
-    compute: question.Compute, design: Design, weight: float, *, of_people: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
+def budgeted(design: Design, weight: float) -> tuple[np.ndarray, np.ndarray]:
     """Returns a grid of episodes per step and steps, up to the edge of the budget."""
+    compute = design.request.compute
     budget = compute.total_episodes / weight
     most = min(compute.episodes_per_step, design.most_episodes)
     largest = int(min(most, budget / compute.fewest_steps))
     if largest < 1:
         return np.zeros(0), np.zeros(0)
     sizes = _COARSE_GRID if design.scheme in _SLOW else _GRID
-    if of_people and design.scheme != question.BLOCKS:
+    if design.request.people is not None and design.scheme != question.BLOCKS:
         sizes = _PEOPLE_GRID
     episodes = np.unique(np.rint(np.geomspace(1, largest, sizes[0])))
     grid = np.geomspace(compute.fewest_steps, compute.most_steps, sizes[1])
@@ -485,9 +485,10 @@ def effective_steps(
     step length.
     """
     m, noise = np.asarray(episodes_per_step, np.float64), np.asarray(noise_multiplier)
-    drawn = (1 - alignment**2) / m
     added = effective_dimension * noise**2
-    each = alignment**2 / (drawn + added / m**2)
+    with np.errstate(divide="ignore"):  # without a complete episode nothing is gained
+        drawn = (1 - alignment**2) / m
+        each = alignment**2 / (drawn + added / m**2)
     share = alignment**2 / (alignment**2 + drawn)
     once = share / (1 - share + added)
     ratio = np.where(is_one_contribution, once, each)
@@ -512,10 +513,8 @@ def training_config(
     sampling = spec_to_dict(design.sampling(episodes))
     sampling.pop("version")
     config = config_around(description, num_steps, design.clip_unit, sampling)
-    meant_for, rate = (
-        request.learning.learning_rate_steps,
-        question.learning_rate(train),
-    )
+    meant_for = request.learning.learning_rate_steps
+    rate = question.learning_rate(train)
     if meant_for is not None and rate is not None:
         scaled = rate * math.sqrt(meant_for / num_steps)
         rounded = float(f"{scaled:.4g}")
@@ -598,8 +597,11 @@ def with_bands(config: dict[str, Any], plan: Plan) -> tuple[dict[str, Any], str]
     sampling.pop("version")
     noise = {"kind": "banded", "bands": count, "groups": level}
     noise["horizon"] = table.horizon
-    step = {**config["step"], "sampling": sampling}
-    config = {**config, "step": step, "noise": noise}
+    config = {
+        **config,
+        "step": {**config["step"], "sampling": sampling},
+        "noise": noise,
+    }
     multiplier = f"its noise multiplier is {table.noise_multiplier[index]:.4g}"
     return config, f"correlated noise: {found}; {multiplier}, all others are without"
 

@@ -16,11 +16,11 @@ _MARKERS = "ovs^P"
 _DASHED = (0, (5, 2))
 
 
-def draw_plan(plan: Plan, path: Path, *, title: str = "", draws: bool = True) -> None:
+def draw_plan(plan: Plan, path: Path, *, title: str, draws: bool) -> None:
     """Draws two Pareto fronts; a star marks the recommended design if ``draws``."""
     figure = figures.new_figure(10.4, 5.6)
     left, right = figure.subplots(1, 2)
-    lines = []
+    sizes = sorted({design.examples for design in plan.designs})
     for index, design in enumerate(plan.designs):
         whole, scheme = design.clip_unit == STEP, SCHEMES.index(design.scheme)
         style: dict[str, Any] = {
@@ -30,27 +30,28 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "", draws: bool = True) ->
             "ms": 4,
             "mfc": None if design.is_multistage else "white",
             "lw": 1.6,
+            "alpha": max(0.5 ** sizes.index(design.examples), 0.3),
         }
-        mine = plan.design == index
+        mine = (plan.design == index) & (plan.effective_steps > 0)
+        if not mine.any():  # the scale is logarithmic
+            continue
         x, y = plan.num_steps[mine], plan.signal_to_noise[mine]
         front = figures.front_of(-x, -y)[::-1]
-        lines += left.plot(x[front], y[front], label=design.name, **style)
+        left.loglog(x[front], y[front], label=design.name, **style)
         x, y = plan.total_episodes[mine], plan.effective_steps[mine]
         front = figures.front_of(x, -y)
-        right.plot(x[front], y[front], drawstyle="steps-post", **style)
+        right.loglog(x[front], y[front], drawstyle="steps-post", **style)
     best = plan.recommended
     star: dict[str, Any] = figures.STAR | {"color": "#f0c000"}
     if draws:
         x, y = plan.num_steps[best], plan.signal_to_noise[best]
-        lines += left.plot(x, y, label="recommended", **star)
+        left.plot(x, y, label="recommended", **star)
         right.plot(plan.total_episodes[best], plan.effective_steps[best], **star)
     ratio = "signal to noise of a step\n(clipped contributions / noise)"
     left.set(xlabel="steps of the run", ylabel=ratio)
     left.set_title("At equal privacy, within the budget", fontsize=11)
     right.set(xlabel="episodes of the run", ylabel="effective steps (estimate)")
     right.set_title("What more computing buys", fontsize=11)
-    for axes in (left, right):
-        axes.set(xscale="log", yscale="log")
     figures.plain(left, right)
     # Leaves out designs that achieve next to nothing, which would stretch the axis.
     top = plan.effective_steps.max()
@@ -59,8 +60,6 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "", draws: bool = True) ->
     right.set(xlim=(shown.min() / 1.4, shown.max() * 1.4), ylim=(bottom, top * 1.6))
     for axis in (left.xaxis, left.yaxis, right.xaxis, right.yaxis):
         figures.plain_ticks(axis, *axis.get_view_interval())
-    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 2}
-    figure.legend(handles=lines, frameon=False, fontsize=9, **place)
-    if title:
-        figure.suptitle(title, fontsize=12)
+    figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
+    figure.suptitle(title, fontsize=12)
     figures.save(figure, path)

@@ -606,7 +606,6 @@ def _evaluate(
     )
     failed: list[ChunkResult] = []
     evaluated, warned = 0, dict[str, None]()
-    console = console or Console(quiet=True)
     with (
         ProgressBar(console, "settings", total, total - left) as progress,
         contextlib.closing(engine(sweep, todo)) as results,  # pyright: ignore[reportArgumentType]: a generator

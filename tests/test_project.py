@@ -318,11 +318,11 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_692,
+    "jaxdp_episodic": 65_688,
     "jaxdp_episodic/accountant/describe": 4_062,
     "jaxdp_episodic/accountant/losses": 5_324,
     "jaxdp_episodic/accountant/methods": 6_502,
-    "jaxdp_episodic/accountant/numerics": 3_216,
+    "jaxdp_episodic/accountant/numerics": 3_213,
     "jaxdp_episodic/accountant/questions": 6_305,
     "jaxdp_episodic/accountant/bounds": 1_974,
     "jaxdp_episodic/accountant/interop": 1_763,
@@ -333,7 +333,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/gradient": 1_482,
     "jaxdp_episodic/trainer/learners": 2_362,
     "jaxdp_episodic/trainer/statistics": 1_313,
-    "jaxdp_episodic/trainer/run": 6_822,
+    "jaxdp_episodic/trainer/run": 6_821,
     "jaxdp_episodic/trainer/audit": 1_935,
     "jaxdp_episodic/tools/requests": 816,
     "jaxdp_episodic/tools/sweep": 1_202,

@@ -18,8 +18,6 @@ from jaxdp_episodic.accountant.numerics.quadrature import gauss_legendre
 
 # Levels by which a row is made coarser at once: it is padded to that lattice.
 _LEVELS_AT_ONCE = 4
-# Empty points in a row above which it is split in two, as convolving is quadratic.
-_GAP = 64
 # Bound of the relative rounding error of one operation: 2^-53, and a margin.
 UNIT = 1.2e-16
 SQRT_2PI = math.sqrt(2 * math.pi)
@@ -33,15 +31,21 @@ class Piece(NamedTuple):
 
     level: int
     first: int
-    masses: np.ndarray
+    masses: np.ndarray  # (..., n), of one measure or of many on the same lattice
     moments: np.ndarray | None  # of cells: probability times value; None for points
 
     def part(self, i: int, j: int) -> Piece:
         """Returns its points i to j - 1."""
-        moments = None if self.moments is None else self.moments[i:j]
-        return Piece(self.level, self.first + i, self.masses[i:j], moments)
+        moments = None if self.moments is None else self.moments[..., i:j]
+        return Piece(self.level, self.first + i, self.masses[..., i:j], moments)
+
+    @property
+    def size(self) -> int:
+        """The number of points, or of cells."""
+        return self.masses.shape[-1]
 
 
+@np.vectorize
 def normal_tail(x: float) -> float:
     """``P(N(0, 1) > x)``."""
     return 0.5 * math.erfc(x / math.sqrt(2))
@@ -49,7 +53,7 @@ def normal_tail(x: float) -> float:
 
 def places_of(piece: Piece) -> np.ndarray:
     """Returns the values of the points."""
-    return (piece.first + np.arange(len(piece.masses))) * 2.0**piece.level
+    return (piece.first + np.arange(piece.size)) * 2.0**piece.level
 
 
 def moments_of(piece: Piece) -> np.ndarray:
@@ -85,8 +89,8 @@ def added_pieces(
             pairs = [(own_a, joined(low_b, own_b)), (low_a, own_b)]
         for one, other in pairs:
             if one is not None and other is not None:
-                parts += _convolved(one, other)
-                longest = max(longest, min(len(one.masses), len(other.masses)))
+                parts.append(_convolved(one, other))
+                longest = max(longest, min(one.size, other.size))
         low_a = joined(low_a, own_a)
         low_b = low_a if same else joined(low_b, own_b)
     return parts, longest + roundings + 8
@@ -105,21 +109,21 @@ def coarser(piece: Piece | None, level: int) -> Piece | None:
         return coarser(coarser(piece, piece.level + _LEVELS_AT_ONCE), level)
     factor = 2 ** (level - piece.level)
     before = piece.first % factor
-    after = -(before + len(piece.masses)) % factor
-    first = piece.first // factor
+    size, lead = piece.size, piece.masses.shape[:-1]
+    number, first = -(-(before + size) // factor), piece.first // factor
 
     def rows(array: np.ndarray) -> np.ndarray:
-        padded = np.zeros(before + len(array) + after)
-        padded[before : before + len(array)] = array
-        return padded.reshape(-1, factor)
+        padded = np.zeros((*lead, number * factor))
+        padded[..., before : before + size] = array
+        return padded.reshape(*lead, number, factor)
 
     masses = rows(piece.masses)
     if piece.moments is not None:
-        moments = rows(piece.moments).sum(axis=1)
-        return Piece(level, first, masses.sum(axis=1), moments)
-    share = np.arange(factor) / factor
-    spread = np.append(masses @ (1 - share), 0.0)
-    spread[1:] += masses @ share
+        moments = rows(piece.moments).sum(axis=-1)
+        return Piece(level, first, masses.sum(axis=-1), moments)
+    share, spread = np.arange(factor) / factor, np.zeros((*lead, number + 1))
+    spread[..., :-1] = masses @ (1 - share)
+    spread[..., 1:] += masses @ share
     return Piece(level, first, spread, None)
 
 
@@ -128,12 +132,12 @@ def joined(a: Piece | None, b: Piece | None) -> Piece | None:
     if a is None or b is None:
         return b if a is None else a
     first = min(a.first, b.first)
-    size = max(a.first + len(a.masses), b.first + len(b.masses)) - first
+    size = max(a.first + a.size, b.first + b.size) - first
 
     def both(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        result = np.zeros(size)
-        result[a.first - first :][: len(x)] += x
-        result[b.first - first :][: len(y)] += y
+        result = np.zeros((*x.shape[:-1], size))
+        result[..., a.first - first : a.first - first + a.size] += x
+        result[..., b.first - first : b.first - first + b.size] += y
         return result
 
     masses, moments = both(a.masses, b.masses), None
@@ -142,28 +146,19 @@ def joined(a: Piece | None, b: Piece | None) -> Piece | None:
     return Piece(a.level, first, masses, moments)
 
 
-def _convolved(a: Piece, b: Piece) -> list[Piece]:
-    rows, parts = _rows(a), []
-    twin = a is b and len(rows) == 1
-    for one in rows:
-        for other in rows if a is b else _rows(b):
-            mass, moment = np.convolve(one.masses, other.masses), None
-            if one.moments is not None:
-                moment = np.convolve(one.moments, other.masses)
-                moment += moment if twin else np.convolve(one.masses, moments_of(other))
-            parts.append(Piece(a.level, one.first + other.first, mass, moment))
-    return parts
+def _convolved(a: Piece, b: Piece) -> Piece:
+    """Returns the sums of two distributions on one lattice."""
 
+    def each(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        if x.ndim == 1:
+            return np.convolve(x, y)
+        return np.stack([np.convolve(*rows) for rows in zip(x, y, strict=True)])
 
-def _rows(piece: Piece) -> list[Piece]:
-    """Splits a piece at long gaps."""
-    full = np.flatnonzero(piece.masses)
-    gaps = np.flatnonzero(np.diff(full) > _GAP)
-    if not len(gaps):
-        return [piece]
-    begins = full[np.append(0, gaps + 1)].tolist()
-    ends = (full[np.append(gaps, -1)] + 1).tolist()
-    return [piece.part(i, j) for i, j in zip(begins, ends, strict=True)]
+    mass, moment = each(a.masses, b.masses), None
+    if a.moments is not None:
+        moment = each(a.moments, b.masses)
+        moment += moment if a is b else each(a.masses, moments_of(b))
+    return Piece(a.level, a.first + b.first, mass, moment)
 
 
 # Spacing of points near the mean, in deviations of the logarithm; its largest value.
@@ -287,8 +282,8 @@ def _one_term(plan: _Plan) -> _Distribution:
     density = np.exp(-0.5 * x * x) / SQRT_2PI * WEIGHTS * width
     gain = (density * np.expm1(s * part)).sum(axis=0) * start
     ends = [math.log(value) / s + 0.5 * s for value in (places[0], places[-1])]
-    under, over = normal_tail(-ends[0]), normal_tail(ends[1])
-    under_mean, over_mean = normal_tail(s - ends[0]), normal_tail(ends[1] - s)
+    ends = [-ends[0], ends[1], s - ends[0], ends[1] - s]
+    under, over, under_mean, over_mean = normal_tail(ends).tolist()
     base = _Distribution(1, [], 0.0, 0.0, _FIRST_ERROR, 4 * UNIT)
     if plan.above:
         rest = (density * -np.expm1(s * (part - width))).sum(axis=0) * places[1:]

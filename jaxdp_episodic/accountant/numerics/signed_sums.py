@@ -2,9 +2,9 @@
 
 S is the sum of ``count`` terms with z ~ N(-tilt, 1). Its distribution is bounded by
 measures *above* and *below*: the mean of every convex, increasing f >= 0 is at least,
-or at most, that of f(S). NumPy only. References: docs/proofs.md, "Random allocation";
-Davis (1975), "Interpolation and Approximation", Theorem 3.1.1, for the error of
-interpolation.
+or at most, that of f(S). Neighbouring tilts share their lattices. NumPy only.
+References: docs/proofs.md, "Random allocation"; Davis (1975), "Interpolation and
+Approximation", Theorem 3.1.1, for the error of interpolation.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ _HIGHEST = 9.3
 
 
 class LatticeSum(NamedTuple):
-    """A measure near the distribution of a sum of ``count`` terms minus centers."""
+    """Measures near the distributions of sums of ``count`` terms minus centers."""
 
     count: int
-    pieces: list[Piece]
-    infinite: float  # part of the mean at infinity
+    pieces: list[Piece]  # masses are (tilts, n)
+    infinite: np.ndarray  # (tilts,) part of the mean at infinity
     mass_error: float  # bound of the rounding errors of probabilities, relative
     place_error: float  # and of the means of cells, in finest cells
 
@@ -160,9 +160,10 @@ def level_gap(plan: Plan) -> int:
     return (2 * plan.finest // plan.others).bit_length() - 1
 
 
-def one_term(shift: float, tilt: float, plan: Plan) -> LatticeSum:
+def one_term(shift: float, tilt: np.ndarray, plan: Plan) -> LatticeSum:
     """Returns one term, by quadrature of the normal density over each cell."""
-    low, high = -tilt - _LOWEST, shift - tilt + _HIGHEST
+    low = -float(tilt.max()) - _LOWEST
+    high = shift - float(tilt.min()) + _HIGHEST
     ends = [(2 * math.sinh(shift * z) - plan.center) / plan.unit for z in (low, high)]
     widest = plan.others * 2**plan.top
     rows = _cells(
@@ -171,84 +172,80 @@ def one_term(shift: float, tilt: float, plan: Plan) -> LatticeSum:
     level = np.concatenate([np.full(number, k) for k, _, number in rows])
     start = np.concatenate([first + np.arange(number) for _, first, number in rows])
     width = plan.unit * 2.0**level
-    edges = [
+    begin, end = (
         np.arcsinh(0.5 * (plan.center + (start + i) * width)) / shift for i in (0, 1)
-    ]
-    left, right = (np.clip(edge, low, high) for edge in edges)
+    )
+    # A cell more on either side, for what is beyond the lattices.
+    lefts, rights = (np.concatenate([begin[:1], x, end[-1:]]) for x in (begin, end))
+    wide = np.concatenate([[plan.unit], width, [plan.unit]])
+    left, right = (np.clip(x, low, high) for x in (lefts, rights))
+    left[0], right[-1] = low, high
     parts = np.ceil(np.maximum(right - left, 0.0) / _WIDEST_PANEL).astype(int)
     cell = np.repeat(np.arange(len(parts)), parts)
     number = np.arange(len(cell)) - np.repeat(np.cumsum(parts) - parts, parts)
     piece = ((right - left) / np.maximum(parts, 1))[cell]
     z = left[cell] + (number + NODES) * piece
-    density = np.exp(-0.5 * (z + tilt) ** 2) / SQRT_2PI * WEIGHTS * piece
+    density = np.exp(-0.5 * (z + tilt[:, None, None]) ** 2) / SQRT_2PI * WEIGHTS * piece
+
+    def in_cells(value: np.ndarray) -> np.ndarray:
+        """Integrals over each cell of a value at the nodes, (tilts, cells)."""
+        each = (density * value).sum(axis=1)
+        return np.stack([np.bincount(cell, row, len(parts)) for row in each])
 
     def mean_gap(edge: np.ndarray) -> np.ndarray:
         """Integral of the distance of values from an edge, over each cell's width."""
         from_edge, about = 0.5 * shift * (z - edge), 0.5 * shift * (z + edge)
-        gap = np.abs(4 * np.cosh(about) * np.sinh(from_edge)) / width[cell]
-        return np.bincount(cell, (density * gap).sum(axis=0), len(parts))
+        return in_cells(np.abs(4 * np.cosh(about) * np.sinh(from_edge)) / wide[cell])
 
-    gain = mean_gap(edges[0][cell])
-    masses = np.bincount(cell, density.sum(axis=0), len(parts))
-    rest = mean_gap(edges[1][cell])
-    size = np.maximum(np.abs(low), np.abs(high)) + 1
-    narrow = (edges[1] - edges[0])[parts > 0]
-    error = 16 * UNIT * float(np.max(size / narrow))
+    gain, rest = mean_gap(lefts[cell]), mean_gap(rights[cell])
+    masses = in_cells(np.ones_like(z))
+    narrow = (end - begin)[parts[1:-1] > 0]
+    error = 16 * UNIT * float(np.max((max(abs(low), abs(high)) + 1) / narrow))
     error += 16 * UNIT * float(np.max(1 + np.abs(start) + abs(plan.center) / width))
     over = normal_tail(high + tilt)
     # Values beyond ``high`` exceed the last one by less than e^{sz} + e^{-s high}.
-    over_mean = math.exp(0.5 * shift**2 - shift * tilt) * normal_tail(_HIGHEST)
+    over_mean = np.exp(0.5 * shift**2 - shift * tilt) * normal_tail(high + tilt - shift)
     over_mean = (over_mean + over * math.exp(-shift * high)) / plan.unit
     pieces, at = [], 0
     for k, first, number_of in rows:
-        chosen = slice(at, at + number_of)
-        at += number_of
+        chosen = (slice(None), slice(at + 1, at + 1 + number_of))
         if plan.above:
-            row = np.append(rest[chosen], 0.0) + np.append(0.0, gain[chosen])
+            row = np.pad(rest[chosen], ((0, 0), (0, 1)))
+            row[:, 1:] += gain[chosen]
             pieces.append(Piece(k, first, row, None))
         else:
-            moment = (start[chosen] * masses[chosen] + gain[chosen]) * 2.0**k
-            pieces.append(Piece(k, first, masses[chosen], moment))
-    term = LatticeSum(1, pieces, 0.0, error, 0.0)
-    far = [
-        _beyond(shift, tilt, edge, end, side)
-        for edge, end, side in ((edges[0][0], low, -1), (edges[1][-1], high, 1))
-    ]
+            moment = start[at : at + number_of] * masses[chosen] + gain[chosen]
+            pieces.append(Piece(k, first, masses[chosen], moment * 2.0**k))
+        at += number_of
+    term = LatticeSum(1, pieces, np.zeros(len(tilt)), error, 0.0)
     if plan.above:
         # Values below the first cell are raised to its end.
-        pieces[0].masses[1] += far[0][0] + normal_tail(-low - tilt)
-        pieces[-1].masses[-1] += far[1][0] + over
-        return term._replace(infinite=far[1][1] / plan.unit + over_mean)
-    for piece, edge, (mass, gap) in zip(
-        (pieces[0], pieces[-1]), (start[0], start[-1] + 1), far, strict=True
+        pieces[0].masses[:, 1] += masses[:, 0] + normal_tail(-low - tilt)
+        pieces[-1].masses[:, -1] += masses[:, -1] + over
+        return term._replace(infinite=gain[:, -1] + over_mean)
+    for piece, edge, mass, gap in (
+        (pieces[0], start[0], masses[:, 0], -rest[:, 0]),
+        (pieces[-1], start[-1] + 1, masses[:, -1], gain[:, -1]),
     ):
-        moment = edge * 2.0**piece.level * mass + gap / plan.unit
+        moment = edge * 2.0**piece.level * mass + gap
         pieces += far_out(piece.level, mass, moment, widest)
     return term
 
 
-def far_out(level: int, mass: float, moment: float, widest: int) -> list[Piece]:
+def far_out(
+    level: int, mass: np.ndarray, moment: np.ndarray, widest: int
+) -> list[Piece]:
     """Returns a cell at its own mean for values beyond a lattice; a measure below."""
     most = MEANS * widest * mass
-    if moment < -most or not mass > 0:
+    kept = (mass > 0) & (moment >= -most)
+    if not np.any(kept):
         return []
-    moment = min(moment, most)
-    place = round(moment / mass / 2.0**level)
-    return [Piece(level, place, np.array([mass]), np.array([moment]))]
-
-
-def _beyond(
-    shift: float, tilt: float, edge: float, end: float, side: int
-) -> tuple[float, float]:
-    """Returns a term's probability between edge and end, and its signed distance."""
-    if (end - edge) * side <= 0:
-        return 0.0, 0.0
-    parts = math.ceil(abs(end - edge) / _WIDEST_PANEL)
-    z = edge + (end - edge) / parts * (np.arange(parts) + NODES)
-    density = np.exp(-0.5 * (z + tilt) ** 2) / SQRT_2PI * WEIGHTS
-    density = density * abs(end - edge) / parts
-    gap = 4 * np.cosh(0.5 * shift * (z + edge)) * np.sinh(0.5 * shift * (z - edge))
-    return float(density.sum()), float((density * gap).sum())
+    moment = np.minimum(moment, most)
+    place = np.round(moment[kept] / mass[kept] / 2.0**level).astype(int)
+    first = int(place.min())
+    cells = np.zeros((2, len(mass), int(place.max()) - first + 1))
+    cells[:, kept, place - first] = mass[kept], moment[kept]
+    return [Piece(level, first, *cells)]
 
 
 def _cells(plan: Plan, low: int, high: int) -> list[tuple[int, int, int]]:
@@ -270,7 +267,6 @@ def _cells(plan: Plan, low: int, high: int) -> list[tuple[int, int, int]]:
     return under[::-1] + over
 
 
-_CELLS = 640  # default for half of the number of cells of a lattice
 # Probability times spacing below which ends of a row are dropped, or moved to infinity.
 _NEGLIGIBLE = 1e-45
 
@@ -299,23 +295,16 @@ class SignedSumBound(NamedTuple):
         return found * math.exp(sign * self.mass_error)
 
 
-def sinh_sum(
-    count: int,
-    shift: float,
-    tilt: float,
-    threshold: float,
-    *,
-    above: bool,
-    cells: int = _CELLS,
-) -> SignedSumBound:
-    """Returns a bound of the sum of ``count >= 2`` independent terms."""
-    plan = planned(count, shift, tilt, threshold, above, cells)
+def sinh_sums(
+    count: int, shift: float, tilt: np.ndarray, at: float, above: bool, cells: int
+) -> list[SignedSumBound]:
+    """Returns bounds of a sum of ``count >= 2`` terms at each tilt, best ``at`` y."""
+    plan = planned(count, shift, float(tilt.mean()), at, above, cells)
     power, total = _on_levels(one_term(shift, tilt, plan), plan), None
     for bit in range(count.bit_length() - 1):
         if count >> bit & 1:
-            total = (
-                power if total is None else _on_levels(_added(total, power, plan), plan)
-            )
+            added = total and _on_levels(_added(total, power, plan), plan)
+            total = added or power
         if count == 2 << bit:  # the last sum need not be moved to lattices
             break
         power = _on_levels(_added(power, power, plan), plan)
@@ -323,31 +312,39 @@ def sinh_sum(
     return _signed(_added(power, other, plan), plan)
 
 
-def _signed(total: LatticeSum, plan: Plan) -> SignedSumBound:
-    """Returns the bound that a distribution on lattices, or in cells, is."""
-    rows, parts = [], []
-    for piece in total.pieces:
-        kept = piece.masses > 0
-        parts.append(piece.masses[kept])
-        if plan.above:
-            rows.append(places_of(piece)[kept])
-        else:
-            mean = moments_of(piece)[kept] / parts[-1]
-            rows.append(mean - total.place_error * 2.0**piece.level)
-    points, masses = plan.unit * np.concatenate(rows), np.concatenate(parts)
-    order = np.argsort(points, kind="stable")
+def _signed(total: LatticeSum, plan: Plan) -> list[SignedSumBound]:
+    """Returns the bounds that distributions on lattices, or in cells, are."""
+    masses = np.concatenate([piece.masses for piece in total.pieces], axis=-1)
+    if plan.above:
+        points = np.concatenate([places_of(piece) for piece in total.pieces])
+        points = np.broadcast_to(points, masses.shape)
+    else:
+        moments = np.concatenate([moments_of(p) for p in total.pieces], axis=-1)
+        off = np.repeat(
+            [total.place_error * 2.0**piece.level for piece in total.pieces],
+            [piece.size for piece in total.pieces],
+        )
+        points = moments / np.where(masses > 0, masses, 1.0) - off
     away = total.count * plan.center
-    values = (points + away)[order]
-    beyond = np.append(np.cumsum(masses[order][::-1])[::-1], 0.0)
-    gained = np.cumsum((beyond[1:-1] * np.diff(values))[::-1])[::-1]
-    return SignedSumBound(
-        values,
-        beyond,
-        np.append(gained, [0.0, 0.0]),
-        plan.unit * total.infinite,
-        total.mass_error + (8 + 4 * len(values)) * UNIT,
-        4 * UNIT * abs(away),
-    )
+    found = []
+    for mass, point, infinite in zip(masses, points, total.infinite, strict=True):
+        kept = mass > 0
+        mass, point = mass[kept], point[kept]
+        order = np.argsort(point, kind="stable")
+        values = (plan.unit * point + away)[order]
+        beyond = np.append(np.cumsum(mass[order][::-1])[::-1], 0.0)
+        gained = np.cumsum((beyond[1:-1] * np.diff(values))[::-1])[::-1]
+        found.append(
+            SignedSumBound(
+                values,
+                beyond,
+                np.append(gained, [0.0, 0.0]),
+                plan.unit * float(infinite),
+                total.mass_error + (8 + 4 * len(values)) * UNIT,
+                4 * UNIT * abs(away),
+            )
+        )
+    return found
 
 
 def _added(a: LatticeSum, b: LatticeSum, plan: Plan) -> LatticeSum:
@@ -358,7 +355,7 @@ def _added(a: LatticeSum, b: LatticeSum, plan: Plan) -> LatticeSum:
         whole = piece.masses.sum()
         if piece.moments is not None and whole > 0:
             # Renumbers cells so that they lie, on average, where their means are.
-            label = piece.masses @ (piece.first + np.arange(len(piece.masses)))
+            label = (piece.masses @ (piece.first + np.arange(piece.size))).sum()
             drift = (piece.moments.sum() / 2.0**piece.level - label) / whole
             parts[i] = piece._replace(first=piece.first + round(float(drift)))
     return LatticeSum(
@@ -406,20 +403,20 @@ def _on_levels(total: LatticeSum, plan: Plan) -> LatticeSum:
 
 def _at_ends(
     inside: Piece | None, outside: list[Piece], half: int, plan: Plan
-) -> tuple[Piece | None, float]:
+) -> tuple[Piece | None, np.ndarray | float]:
     """Adds the rest to the last lattice; also returns the mean's part at infinity."""
     sent = 0.0
     for piece in outside:
         if not plan.above:
-            mass, moment = float(piece.masses.sum()), float(moments_of(piece).sum())
+            mass, moment = piece.masses.sum(axis=-1), moments_of(piece).sum(axis=-1)
             for cell in far_out(piece.level, mass, moment, half * 2**piece.level):
                 inside = joined(inside, cell)
             continue
         at = places_of(piece) / 2.0**piece.level
-        end = np.array([piece.masses.sum()])
+        end = piece.masses.sum(axis=-1, keepdims=True)
         side = half if at[0] > 0 else -half
-        gap = np.maximum(at - half, 0.0) @ piece.masses
-        sent += float(gap) * 2.0**piece.level * (1 + 1e-9)
+        gap = piece.masses @ np.maximum(at - half, 0.0)
+        sent += gap * 2.0**piece.level * (1 + 1e-9)
         inside = joined(inside, Piece(piece.level, side, end, None))
     return inside, sent
 
@@ -429,31 +426,31 @@ def _next_level(level: int, base: int, plan: Plan) -> int:
     return base if level <= base else max(level, base + level_gap(plan))
 
 
-def _trimmed(piece: Piece, plan: Plan) -> tuple[Piece, float]:
+def _trimmed(piece: Piece, plan: Plan) -> tuple[Piece, np.ndarray | float]:
     """Removes negligible ends; and returns the part of the mean at infinity."""
-    kept = np.flatnonzero(piece.masses * 2.0**piece.level > _NEGLIGIBLE)
+    most = piece.masses.max(axis=0)
+    kept = np.flatnonzero(most * 2.0**piece.level > _NEGLIGIBLE)
     if not len(kept):
-        kept = np.array([int(np.argmax(piece.masses))])
+        kept = np.array([int(np.argmax(most))])
     first, last = int(kept[0]), int(kept[-1])
     kept = piece.part(first, last + 1)
     if not plan.above:
         return kept, 0.0
     masses = kept.masses.copy()
-    masses[0] += piece.masses[:first].sum()
-    over = piece.masses[last + 1 :]
-    masses[-1] += over.sum()
-    sent = float(over @ np.arange(1, len(over) + 1)) * 2.0**piece.level
+    masses[:, 0] += piece.masses[:, :first].sum(axis=-1)
+    over = piece.masses[:, last + 1 :]
+    masses[:, -1] += over.sum(axis=-1)
+    sent = over @ np.arange(1, over.shape[-1] + 1) * 2.0**piece.level
     return kept._replace(masses=masses), sent * (1 + 1e-9)
 
 
 def _cut(piece: Piece, half: int) -> tuple[Piece | None, list[Piece]]:
     """Splits a piece into the part within ``half`` points of 0, and the rest."""
-    size = len(piece.masses)
-    start = min(max(-half - piece.first, 0), size)
-    end = min(max(half + 1 - piece.first, 0), size)
+    start = min(max(-half - piece.first, 0), piece.size)
+    end = min(max(half + 1 - piece.first, 0), piece.size)
     inside = piece.part(start, end) if start < end else None
-    outside = [piece.part(i, j) for i, j in ((0, start), (end, size)) if i < j]
-    return inside, outside
+    cuts = ((0, start), (end, piece.size))
+    return inside, [piece.part(i, j) for i, j in cuts if i < j]
 
 
 # --- Bounds of the profile D_t of random allocation under replace_one ---
@@ -483,6 +480,7 @@ _LOOSER_OF_PART = 1.6
 _MOST_FALL = 6.0  # of log D between nodes of a part of an epoch, by its slope so far
 _LEAST_LOG_D = -42.0  # nodes end where log D is below it
 _MOST_NODES = 400
+_MOST_AT_ONCE = 8  # nodes whose sums are computed at once
 # Number of cells of the sums: at first, smallest and largest.
 _FIRST_CELLS = 320
 _FEWEST_CELLS = 96
@@ -618,19 +616,23 @@ def _nodes(profile: SignedProfile) -> tuple[list[Node], list[float]]:
     deviation = 2 * shift * math.sqrt(count) / steps
     apart = 2 * shift * _NODE_DISTANCE / math.sqrt(count)
     while True:
-        at, sums, gains = float(profile.threshold(u)), [], []
-        for up in (False, True):
-            given = count, shift, 0.5 * u / shift, at
-            sums.append(sinh_sum(*given, above=up, cells=cells))
-            gains.append(float(sums[-1].gain(np.array([at]), above=up)[0]))
-        node = Node(u, *sums)
-        log_d, last = math.log(gains[1]) + math.log(profile.scale(u)), logs[-1]
-        nodes.append(node)
-        logs.append(log_d)
-        # D decreases; bounds that increase again come from truncation.
-        is_lost = last < _LEVELS[0] and log_d >= last
-        if log_d < _LEAST_LOG_D or is_lost or len(nodes) >= _MOST_NODES:
-            return nodes, logs[1:]
+        # In a whole epoch the threshold is 0 at all u.
+        at, number = float(profile.threshold(u)), 1
+        if steps == count:
+            number = min(len(nodes) // 2 + 1, _MOST_AT_ONCE)
+        places, log_d, last, gains = u + step * np.arange(number), 0.0, 0.0, [0.0, 0.0]
+        given = count, shift, 0.5 * places / shift, at
+        every = [sinh_sums(*given, above=up, cells=cells) for up in (False, True)]
+        for u, *sums in zip(places.tolist(), *every, strict=True):
+            ends = zip(sums, (False, True), strict=True)
+            gains = [float(one.gain(np.array([at]), above=up)[0]) for one, up in ends]
+            log_d, last = math.log(gains[1]) + math.log(profile.scale(u)), logs[-1]
+            nodes.append(Node(u, *sums))
+            logs.append(log_d)
+            # D decreases; bounds that increase again come from truncation.
+            is_lost = last < _LEVELS[0] and log_d >= last
+            if log_d < _LEAST_LOG_D or is_lost or len(nodes) >= _MOST_NODES:
+                return nodes, logs[1:]
         # At g = 1 D decreases with slope (1 - D) / 2 in g.
         slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
         slope = max(slope, 1e-3)

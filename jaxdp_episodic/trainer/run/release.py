@@ -30,7 +30,7 @@ from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run.evaluation import Calibration, for_ways
 from jaxdp_episodic.trainer.run.report import RunStatement
-from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
+from jaxdp_episodic.trainer.run.run_files import STORE, read_log, releasable_records
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import Started
 
@@ -68,6 +68,8 @@ def write_release(
     folder: Path, trainer: Any, log: Path, own: RunStatement
 ) -> list[Path]:
     """Writes a run's release; returns the files."""
+    if (folder / STORE).exists():
+        raise ValueError(f"folder must not be a run's, which is private, got {folder}")
     facts, statement = own.released
     stage, params = trainer.released, trainer.released.params
     if OWN not in trainer.recipe.get("model", {OWN: True}):

@@ -415,10 +415,8 @@ class Trainer:
             if self.processes.is_first and self._last_release < number:
                 error.add_note(self.ledger.cost_of(number, self.is_seeded))
             raise
-        names = mechanism.shared_fields
-        shared = self._shared([getattr(state, name) for name in names])
-        fields = dict(zip(names, shared, strict=True))
-        self._now = (state._replace(**fields), number)
+        fields = {name: getattr(state, name) for name in mechanism.shared_fields}
+        self._now = (state._replace(**self._shared(fields)), number)
         if self._store is not None:
             self._main.draws.erase_secrets(self._store, number)
         return private

@@ -119,8 +119,7 @@ def test_files_of_a_run_are_private_to_their_owner(tmp_path):
 
     seen = {}
     plain_trainer(step=BINS).train(tmp_path, on_step=look)
-    names = {name for name in seen if name[0] == "r"}
-    assert names == {"run.sqlite", "run.sqlite-wal", "run.sqlite-shm"}
+    assert {n for n in seen if n[0] == "r"} == {STORE, f"{STORE}-wal", f"{STORE}-shm"}
     assert all(stat.S_IMODE(mode) == 0o600 for mode in seen.values())
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "run.sqlite"}
 
@@ -182,6 +181,8 @@ def test_steps_by_hand_are_stored_in_the_given_folder(tmp_path):
     assert read_ledger(tmp_path / "killed").charged == 3
     with pytest.raises(ValueError, match="a Trainer with a folder: the log is"):
         plain_trainer().release(tmp_path)
+    with pytest.raises(ValueError, match="must not be a run's, which is private"):
+        run.release(folder)
 
 
 def test_two_threads_do_not_share_a_charge(monkeypatch):

@@ -437,14 +437,13 @@ def test_an_open_run_is_locked(path, how, of):
     count = Ledger(budget(), charged=3)
     with opened(path) as store, count.writing_to(store, {}):
         count.charge()
+        error = LedgerError
         if how == "charged":  # the other process made the next charge
             with opened(path) as other:
                 other.begin_session({})
                 other.charge("phase 1")
-            error = LedgerError
         elif how == "changed":
             edited(path, "DELETE FROM charges WHERE number = 4")
-            error = LedgerError
         else:
             file = path.with_name(path.name + of)
             file.rename(path.with_name("away"))

@@ -27,10 +27,8 @@ from jaxdp_episodic.accountant.numerics.loops import (
     at,
     fori_loop,
     map_arrays,
-    map_first,
     namespace,
     running_max,
-    stacked,
     where_needed,
 )
 
@@ -114,7 +112,10 @@ def steps_of(
     loss, back, cut = map_arrays(flat, (group.loss, backward, log_cut))
     # The cut is relative to the probability of the steps that see the unit.
     cut = cut - xp.log(loss.outer_rate)
-    nodes, check = _by_both_rules(loss, back, cut, num_nodes, num_terms)
+    cuts = xp.minimum(xp.array([cut, cut + _CHECK_CUT]), _LEAST_CUT)
+    heights = xp.array([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
+    rules = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
+    nodes, check = at(rules, 0), at(rules, 1)
     shift = group.loss.gaussian_shift()
     begins = parts_apart = None
     if not is_near:
@@ -147,30 +148,6 @@ def steps_of(
         group.loss.may_have_atoms,
         xp.where(group.count > 0, group.count * log_left, 0.0).sum(axis=0),
     )
-
-
-def _by_both_rules(
-    loss: Nodes, backward: Array, cut: Array, num_nodes: int, num_terms: int
-) -> tuple[LossNodes, LossNodes]:
-    """The nodes of (m,) settings by the main and by the checking rule."""
-    xp, m = namespace(cut, backward), cut.size
-    cuts = xp.minimum(xp.array([cut, cut + _CHECK_CUT]), _LEAST_CUT)
-    heights = xp.array([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
-    # Both rules at once, as 2 m settings; not of mixtures, which add up their weights
-    # in another order.
-    is_mixture = type(loss).num_terms is not Nodes.num_terms
-    as_settings = loss.compiles and not is_mixture
-    if as_settings:
-        loss, backward = map_arrays(lambda a: xp.concatenate([a, a]), (loss, backward))
-        cuts, heights = cuts.reshape(1, -1), heights.reshape(1, -1)
-    rules = loss.nodes(NodeRule(backward, cuts, heights, num_nodes, num_terms))
-    nodes = map_arrays(lambda a: xp.array(a[0, ..., :m]), rules)
-    check = map_arrays(lambda a: xp.array(a[-1, ..., -m:]), rules)
-    if as_settings:
-        # Added in the order of the moments' sums, so that rounding errors cancel.
-        nodes = nodes._replace(mass=nodes.weight[0].sum(axis=0))
-        check = check._replace(mass=check.weight[0].sum(axis=0))
-    return nodes, check
 
 
 def _for_each(xp: Any, c: Array, steps: Steps) -> Array:
@@ -221,11 +198,9 @@ def exchanged_moments(c: Array, steps: Steps) -> Array:
     # Q's density and of the integrand are concave, so the truncated part is negligible
     # if both ends are low.
     xp = namespace(c, steps.count)
-    z, nodes = -(1 + c), steps.nodes
-    rules = stacked((nodes[:3], steps.check[:3]), xp)  # losses, weights, masses
-    first, again = map_first(
-        lambda loss, weight, mass: sum_exp_moments(z, weight, loss)[0] / mass, *rules
-    )
+    z, nodes, check = -(1 + c), steps.nodes, steps.check
+    first = sum_exp_moments(z, nodes.weight, nodes.loss)[0] / nodes.mass
+    again = sum_exp_moments(z, check.weight, check.loss)[0] / check.mass
     mean = xp.maximum(first, again) + CHECK_FACTOR * xp.abs(first - again)
     times, outer = steps.count[0], steps.outer_rate[0]
     known = xp.minimum(first, again) > 1 - _CHECK_MARGIN

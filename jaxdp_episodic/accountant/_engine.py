@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant._kernel_cache import is_kept, note_kept
-from jaxdp_episodic.accountant.numerics.loops import field_names, map_arrays
+from jaxdp_episodic.accountant.numerics.loops import field_names, map_arrays, taken
 from jaxdp_episodic.files.optional import require
 
 ENGINES = ("auto", "numpy", "jax")
@@ -419,7 +419,7 @@ def in_chunks(
         part: Any = slice(start, stop)
         if on_jax and stop < start + chunk:  # the last setting fills up the chunk
             part = np.minimum(np.arange(start, start + chunk), size - 1)
-        found = kernel(*map_arrays(lambda a: a[..., part], arrays))
+        found = kernel(*taken(arrays, part))
         return tuple(result[..., : stop - start] for result in found)
 
     starts = range(0, size, chunk)

@@ -11,7 +11,7 @@ Review 56(3), for the rule.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
-    map_first,
     namespace,
     sigmoid,
     stored,
@@ -69,7 +68,7 @@ def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -
     spacing shrinks by this share at the kink.
     """
     xp = namespace(low, high, kink, s)
-    share, width = _crowding(s)
+    share, width = _crowding(xp, s)
     ends = xp.array([low, high])
 
     def inverse(_: Array, u: Array) -> Array:
@@ -94,7 +93,7 @@ def half_line(
     """
     xp = namespace(floor, high, kinks[0], s)
     num_nodes = 6 * num_nodes // 7
-    share, width = _crowding(s)
+    share, width = _crowding(xp, s)
     if len(kinks) == 2:
         # If both kinks coincide the two reductions add up to that of one kink.
         apart = xp.abs(kinks[0] - kinks[1]) / width
@@ -141,9 +140,8 @@ def half_line(
     return floor + xp.concatenate([first, node[..., 1:, :]], axis=-2), weight
 
 
-def _crowding(s: Array) -> tuple[Array, Array]:
+def _crowding(xp: Any, s: Array) -> tuple[Array, Array]:
     """Returns the share by which nodes are closer at a kink, and over what width."""
-    xp = namespace(s)
     share = xp.maximum(1 - _CROWDING_SHIFT / s, 0.0)
     # In terms of x, not of u, the width is `_CROWDING_WIDTH` / s.
     return share, _CROWDING_WIDTH / s / (1 - 0.76 * share)
@@ -180,17 +178,16 @@ def path_points(
     origin = xp.where(starts, floor, -1e30)
     top = tail + (most - _TOP) / _SLOPE_AT_END
     corners = xp.stack(xp.broadcast_arrays(begin, stop, tail, top))[:, None, None]
-    before, _ = _bend(origin - corners)
-    behind, steeper = _bend(node - corners)
+    before, _ = _bend(xp, origin - corners)
+    behind, steeper = _bend(xp, node - corners)
     imaginary = imaginary + (_RISES * (behind - before)).sum(axis=0)
     slope = slope + (_RISES * steeper).sum(axis=0)
     points = (node, factor * imaginary), (weight, weight * (factor * slope))
     return stored(xp, points)
 
 
-def _bend(x: Array) -> tuple[Array, Array]:
+def _bend(xp: Any, x: Array) -> tuple[Array, Array]:
     """Returns a smooth ``max(x, 0)``, analytic for ``|Im x| < 2``; its derivative."""
-    xp = namespace(x)
     root = xp.sqrt(x * x + 4.0)
     # Not (root + x) / 2, which cancels at x = -1e30.
     smaller = 2.0 / (root + xp.abs(x))
@@ -250,18 +247,10 @@ def collected(
 
 def atoms(loss: Array, weight: Array) -> LossNodes:
     """Returns the nodes of finitely many losses: (V, J, n) values, probabilities."""
-
-    def one(loss: Array, weight: Array) -> LossNodes:
-        xp = namespace(loss, weight)
-        nothing = xp.zeros_like(loss[:2])
-        return collected(
-            (loss, xp.zeros_like(loss)),
-            (weight, xp.zeros_like(weight)),
-            nothing - xp.inf,
-            nothing,
-        )
-
-    return map_first(one, loss, weight)
+    xp = namespace(loss, weight)
+    loss, weight = ((real, xp.zeros_like(real)) for real in (loss, weight))
+    nothing = xp.zeros_like(loss[0][:, :2])
+    return collected(loss, weight, nothing - xp.inf, nothing)
 
 
 def weighted(

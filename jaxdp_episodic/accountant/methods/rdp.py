@@ -43,6 +43,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     map_arrays,
     namespace,
     sigmoid,
+    taken,
     while_each,
 )
 
@@ -536,7 +537,7 @@ def _evaluate(
         value, order = _by_chunks(kernel, arrays, on_lattice=True, **static)
         left = np.flatnonzero(np.isnan(value))
         if left.size:
-            some = map_arrays(lambda a: a[..., left], arrays)
+            some = taken(arrays, left)
             with bounding_few(left.size, _FEW_ON_PANELS):
                 value[left], order[left] = _by_chunks(kernel, some, **static)
     else:

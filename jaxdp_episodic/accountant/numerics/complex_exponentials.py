@@ -172,18 +172,15 @@ def log_add_complex(first: Array, second: tuple[Array, Array]) -> tuple[Array, A
 
 def sum_expm1(z: Pair, weight: Pair, position: Pair) -> Pair:
     """Returns ``sum_j w_j (e^{z y_j} - 1)`` for many z."""
-    if namespace(z[0], weight[0], position[0]) is np:
-        return _sum_as_product(z, weight, position)
-    from jax import lax
+    if namespace(z[0], weight[0], position[0]) is not np:
+        from jax import lax
 
-    # Complex arrays take half the time on the CPU; some accelerators lack complex128.
-    return lax.platform_dependent(
-        z, weight, position, cpu=_sum_as_complex, default=_sum_as_pairs
-    )
-
-
-def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
-    """Computes `sum_expm1` in NumPy: for each setting a matrix times the weights."""
+        # Complex arrays take half the time on the CPU; some accelerators lack
+        # complex128.
+        return lax.platform_dependent(
+            z, weight, position, cpu=_sum_as_complex, default=_sum_as_pairs
+        )
+    # In NumPy for each setting a matrix times the weights.
     # Blocks of rows that fit the cache take a third of the time.
     used = np.flatnonzero(((weight[0] != 0) | (weight[1] != 0)).any(axis=1))
     used = int(np.max(used, initial=-1)) + 1  # up to the last weight that is not 0

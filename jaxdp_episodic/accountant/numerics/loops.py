@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -70,14 +71,17 @@ def while_loop(
 
 
 def where_needed(
-    condition: Array, value: Array, otherwise: Callable[..., Array], given: Any = ()
+    xp: Any,
+    condition: Array,
+    value: Array,
+    otherwise: Callable[..., Array],
+    given: Any = (),
 ) -> Array:
     """``where(condition, value, otherwise(*given))``, which skips ``otherwise``.
 
     If the condition holds everywhere, ``otherwise`` is not evaluated. NumPy evaluates
     it for the settings that need it, if it has the arrays ``given``.
     """
-    xp = namespace(condition, value)
     if xp is not np:
         from jax import lax
 
@@ -92,7 +96,7 @@ def where_needed(
         return np.where(condition, value, otherwise())
     left = np.flatnonzero(~condition)
     value = np.array(value)
-    value[left] = otherwise(*map_arrays(lambda a: a[..., left], given))
+    value[left] = otherwise(*taken(given, left))
     return value
 
 
@@ -132,32 +136,28 @@ def map_first(function: Callable[..., Any], *arrays: Any) -> Any:
     if xp is np:
         return stacked([function(*at(arrays, i)) for i in range(number)])
     if number == 1:
-        return map_arrays(lambda a: a[None], stored(xp, function(*at(arrays, 0))))
+        return stacked([stored(xp, function(*at(arrays, 0)))], xp)
     from jax import lax
 
     return lax.map(lambda one: function(*one), arrays)
 
 
-def rows_of(xp: Any, function: Callable[[Any], Any], number: Any, most: int) -> Any:
+def rows_of(xp: Any, function: Callable[[Any], Array], number: Any, most: int) -> Array:
     """Stacks ``function(i)`` for i < ``number``, padded with zeros to ``most`` rows."""
     if most == 1:
-        return map_arrays(lambda a: a[None], function(0))
+        return function(0)[None]
     if xp is np:
-        return stacked([function(i) for i in range(int(number))])
+        return np.array([function(i) for i in range(int(number))])
     import jax
 
-    def put(i: Any, rows: Any) -> Any:
+    def put(i: Any, rows: Array) -> Array:
         # Indexing from the end, and scatters, make XLA's programs a tenth longer.
-        def set_row(a: Any, row: Any) -> Any:
-            update = jax.lax.dynamic_update_index_in_dim
-            return update(a, row, i, 0, allow_negative_indices=False)
+        update = jax.lax.dynamic_update_index_in_dim
+        return update(rows, function(i), i, 0, allow_negative_indices=False)
 
-        return jax.tree.map(set_row, rows, function(i))
-
-    function = jax.jit(function)  # traced once, for the shapes and for the loop
-    shapes = jax.eval_shape(function, np.int32(0))
-    empty = jax.tree.map(lambda a: xp.zeros((most, *a.shape), a.dtype), shapes)
-    return jax.lax.fori_loop(0, number, put, empty)
+    function = jax.jit(function)  # traced once, for the shape and for the loop
+    row = jax.eval_shape(function, np.int32(0))
+    return jax.lax.fori_loop(0, number, put, xp.zeros((most, *row.shape), row.dtype))
 
 
 def by_blocks(
@@ -202,7 +202,7 @@ def while_each(
                 continue
             if left.size < index.size:
                 index = index[left]
-                given, state = map_arrays(lambda a, to=left: a[..., to], (given, state))
+                given, state = taken((given, state), left)
             state = body(given, state)
             for every, part in zip(result, state, strict=True):
                 every[index] = part
@@ -220,7 +220,7 @@ def while_each(
         """Iterates a block of a list while more than ``most`` are unfinished."""
         (index, place, number, most), state = carry
         those = lax.dynamic_slice_in_dim(index, place, block)
-        part, begun = map_arrays(lambda a: a[..., those], (given, state))
+        part, begun = taken((given, state), those)
         ended = lax.while_loop(
             lambda state: xp.sum(unfinished(state), dtype=np.int32) > most,
             functools.partial(iterate, part),
@@ -267,6 +267,11 @@ def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, list):
         return parts
     return tuple(parts) if type(tree) is tuple else type(tree)(*parts)
+
+
+def taken(tree: Any, index: Any) -> Any:
+    """Settings ``index``, on the last axis, of every array in a tree."""
+    return map_arrays(operator.itemgetter((..., index)), tree)
 
 
 @functools.cache

@@ -123,7 +123,7 @@ def log_crossing(
     index = np.arange(num_points)[:, None]
     bracket = xp.array([low, high])
 
-    def narrow(i: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def narrow(i: Any, state: Array) -> Array:
         bracket, values = state
         x = bracket[0] + share * (bracket[1] - bracket[0])
         if xp is np and i:  # the values at the ends are known
@@ -133,10 +133,10 @@ def log_crossing(
             value = function(xp.exp(x))
         last = xp.where(value > 0, index, 0).max(axis=0)
         ends = xp.array([last, xp.minimum(last + 1, num_points - 1)])
-        return rows_at(x, ends), rows_at(value, ends)
+        return rows_at(xp.array([x, value]), ends)
 
-    bracket, values = fori_loop(xp, 0, num_refinements, narrow, (bracket, bracket))
-    (x, end), (value, other) = bracket, values
+    start = xp.array([bracket, bracket])
+    (x, end), (value, other) = fori_loop(xp, 0, num_refinements, narrow, start)
     drop = value - other
     inside = (value > 0) & (drop > 0) & (drop < xp.inf)
     part = xp.where(inside, value / xp.where(inside, drop, 1.0), 0.0)

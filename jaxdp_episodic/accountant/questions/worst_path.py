@@ -14,7 +14,7 @@ from jaxdp_episodic.accountant.methods import rdp
 from jaxdp_episodic.accountant.methods.certified import method as pld
 from jaxdp_episodic.accountant.methods.exact import method as exact
 from jaxdp_episodic.accountant.methods.run import Answer, Question, Run
-from jaxdp_episodic.accountant.numerics.loops import map_arrays
+from jaxdp_episodic.accountant.numerics.loops import map_arrays, taken
 
 # Methods by their public name.
 METHODS: dict[str, Callable[[Question, Run], Answer]] = {
@@ -44,7 +44,7 @@ def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
         found = [_on_paths(question, run, method, every=True) for run in runs]
         every = Answer(*chosen(found, np.argmin))
     if every.value.shape[-1] == 1:
-        return map_arrays(lambda field: field[..., 0], every)
+        return taken(every, 0)
     index = every.value.argmax(axis=-1)[..., None]
     return map_arrays(lambda a: np.take_along_axis(a, index, axis=-1)[..., 0], every)
 
@@ -78,28 +78,28 @@ def _on_paths(
         if np.all(at_end):
             return Answer(end, np.zeros(shape), np.zeros(shape, bool))
         asked = question.inside()
-    if np.any(log_kept) or np.any(little):
-        # From those given a finite loss; bounds if there is little noise.
+    may_fail, kept, left = np.any(log_kept) or np.any(little), run.kept(), asked
+    if may_fail:  # given a finite loss
         left = asked.given_kept(log_kept)
         left = left.at(np.where(np.isneginf(left.target), -1.0, left.target))
-        found = asked.with_failure(_ask(left, run.kept(), method), log_kept)
+    if run.num_paths > 1 and not (every or may_fail or method == "rdp"):
+        found = _of_worst(left, kept, method)
+    else:
+        found = _at_most(_ANSWERS[method](left, kept), left, kept)
+    if may_fail:  # bounds if there is little noise
+        found = asked.with_failure(found, log_kept)
         bound = little & (found.value != asked.nothing)
         certified = found.is_certified | (bound & (method != "rdp"))
         error = np.where(bound, np.inf, found.error)
         found = found._replace(error=error, is_certified=certified)
-    elif run.num_paths > 1 and not every and method != "rdp":
-        found = _of_worst(asked, run.kept(), method)
-    else:
-        found = _ask(asked, run.kept(), method)
     if not np.any(at_end):
         return found
     value, error = np.where(at_end, (end, np.zeros(shape)), found[:2])
     return Answer(value, error, ~at_end & found.is_certified)
 
 
-def _ask(question: Question, run: Run, method: str) -> Answer:
-    """The method's answer on each path, at most what the largest loss implies."""
-    found = _ANSWERS[method](question, run)
+def _at_most(found: Answer, question: Question, run: Run) -> Answer:
+    """An answer on each path, lowered to what the largest loss implies."""
     most = run.most_lost
     if question.is_epsilon:
         found = found._replace(value=np.minimum(found.value, most))
@@ -146,7 +146,8 @@ def _of_worst(question: Question, run: Run, method: str) -> Answer:
 
     def ask(row: np.ndarray, path: np.ndarray) -> None:
         some = flat.map(lambda field: field[row, path])
-        part = _ask(question.at(target[row, path]), some, method)
+        asked = question.at(target[row, path])
+        part = _at_most(_ANSWERS[method](asked, some), asked, some)
         for every, values in zip(found, part, strict=True):
             every[row, path] = values
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,11 +89,11 @@ def lay_contour(
 ) -> Contour:
     """The contour for delta at ``epsilon``, (n,); ``fall`` is in nats."""
     xp = namespace(epsilon, groups[0].count)
-    largest = largest_center(epsilon, groups)
+    largest = largest_center(xp, epsilon, groups)
 
     def falling(c: Array) -> Array:
         """Minus the slope of the integrand's logarithm."""
-        _, mean, _ = mgf.real_moments(c, groups)
+        _, mean, _ = mgf.real_moments(xp, c, groups)
         return -(mean - epsilon - 1 / c - 1 / (1 + c))
 
     # The saddle point of the whole integrand; or where the integrand is smaller without
@@ -106,27 +106,26 @@ def lay_contour(
         num_refinements=_SADDLE_REFINEMENTS,
     )
     c = xp.minimum(plain * _CROSSINGS[:, None], xp.maximum(largest, plain))
-    found = transform(c, bulk, groups, mgf.real_moments(c, groups))
-    left, whole = at(found, 0), at(at(found, 1), 0)
-    size = xp.where(left.valid, left.log_value - c * epsilon, xp.inf)
-    found = xp.array([size, c, left.slope, left.curvature])
-    size, center, slope, curvature = rows_at(found, size.argmin(axis=0)[None])[:, 0]
-    whole_size = whole.log_value - plain * epsilon
-    gained = size < whole_size - _LEAST_GAIN
-    size, center = xp.where(gained, size, whole_size), xp.where(gained, center, plain)
-    slope = xp.where(gained, slope, whole.slope)
-    curvature = xp.where(gained, curvature, whole.curvature)
+    found, valid = transform(xp, c, bulk, groups, mgf.real_moments(xp, c, groups))
+    log_value, *slopes = found[:, 0]
+    size = xp.where(valid, log_value - c * epsilon, xp.inf)
+    least = rows_at(xp.array([size, c, *slopes]), size.argmin(axis=0)[None])[:, 0]
+    log_value, *slopes = found[:, 1, 0]
+    whole = xp.array([log_value - plain * epsilon, plain, *slopes])
+    gained = least[0] < whole[0] - _LEAST_GAIN
+    size, center, slope, curvature = xp.where(gained, least, whole)
     # Away from the saddle point the phase changes at this rate, and must not alias.
     rate = xp.abs(epsilon - slope) / _PHASE
     scale = 1 / xp.maximum(xp.sqrt(curvature), rate)
     taken = bulk._replace(variance=xp.where(gained, bulk.variance, 0.0))
     vertical = Contour(center, scale, xp.zeros_like(scale), scale, scale, taken)
-    realign = mgf.first_realignment(groups)
-    contour = _leaning(epsilon, vertical, size, realign, fall, groups)
-    return contour._replace(end=_end(epsilon, contour, realign, fall, groups))
+    realign = mgf.first_realignment(xp, groups)
+    contour = _leaning(xp, epsilon, vertical, size, realign, fall, groups)
+    return contour._replace(end=_end(xp, epsilon, contour, realign, fall, groups))
 
 
 def _leaning(
+    xp: Any,
     epsilon: Array,
     vertical: Contour,
     size: Array,
@@ -138,7 +137,7 @@ def _leaning(
 
     ``size`` is the logarithm of the integrand where it crosses the real axis.
     """
-    xp, scale = namespace(epsilon, groups[0].count), vertical.scale
+    scale = vertical.scale
     location, width = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
     steepest = [xp.full_like(epsilon, xp.inf)] * 2
     for steps in groups:
@@ -166,14 +165,14 @@ def _leaning(
         """The largest lean with which the end is negligible where phases realign."""
         leans = lean * _STEEPER[:, None]
         leaning = vertical._replace(lean=xp.where(right, leans, -leans))
-        z, _ = contour_points(leaning, scale * reach(leans))
-        left = mgf.log_realigned(z, groups) - z[0] * epsilon
+        z, _ = contour_points(xp, leaning, scale * reach(leans))
+        left = mgf.log_realigned(xp, z, groups) - z[0] * epsilon
         left = xp.maximum(left - size - xp.log(scale) + fall, 0.0)
         return rows_at(leans, left.argmin(axis=0)[None])[0]
 
     if groups[0].begins is not None:
         alone = ~xp.isfinite(realign)
-        lean = where_needed(alone | (lean <= 0), lean, steep)
+        lean = where_needed(xp, alone | (lean <= 0), lean, steep)
     bend = xp.clip(scale * (distance + width) / _PHASE, 1e-9, 1.0)
     furthest = xp.maximum(_VERTICAL_END, 1.1 * realign / scale)
     return vertical._replace(
@@ -184,6 +183,7 @@ def _leaning(
 
 
 def _end(
+    xp: Any,
     epsilon: Array,
     contour: Contour,
     realign: Array,
@@ -191,30 +191,31 @@ def _end(
     groups: tuple[Steps, ...],
 ) -> Array:
     """The u at which the integrand has fallen; ``contour.end`` is the furthest y."""
-    xp = namespace(epsilon, groups[0].count)
     scale, leans = contour.scale, contour.lean != 0
     powers = xp.arange(_NUM_PROBES, dtype=epsilon.dtype)[:, None] / (_NUM_PROBES - 1)
     ends = xp.exp(xp.log(contour.end) * powers)
     y = scale * xp.concatenate([xp.zeros_like(ends[:1]), ends])
-    z, speed = contour_points(contour, y)
-    power, _ = mgf.log_powers(z, groups, checked=False)
-    difference, size = mgf.without_bulk(z, power, contour.bulk)
+    z, speed = contour_points(xp, contour, y)
+    power, _ = mgf.log_powers(xp, z, groups, checked=False)
+    difference, size = mgf.without_bulk(xp, z, power, contour.bulk)
     size = size + log_size(difference)
     if groups[0].begins is not None:  # it may also rise between the probes
         beside, alone = size, y < realign
         size = where_needed(
-            alone, size, lambda: xp.logaddexp(beside, mgf.log_realigned(z, groups))
+            xp,
+            alone,
+            size,
+            lambda: xp.logaddexp(beside, mgf.log_realigned(xp, z, groups)),
         )
     size = size + log_size(speed) - z[0] * epsilon + xp.log(xp.maximum(y, scale))
     above = size[1:] - size[0] + xp.where(leans, fall, _VERTICAL_FALL)
     last = xp.where(above > 0, xp.arange(_NUM_PROBES)[:, None], 0).max(axis=0)
     sides = xp.array([last, xp.minimum(last + 1, _NUM_PROBES - 1)])
-    before, behind = rows_at(above, sides)
+    (before, behind), (low, high) = rows_at(xp.array([above, ends]), sides)
     share = before / (before - behind)
     # Along a vertical line it may rise again, so the whole interval is kept.
     falls = leans & (share >= 0) & (share <= 1)
     share = xp.where(falls, share, 1.0)
-    low, high = rows_at(ends, sides)
     reach = xp.exp(xp.log(low) + share * xp.log(high / low))
     reach = xp.maximum(reach, 3.0)
     # asinh(b sinh(u)) / b = reach
@@ -223,25 +224,22 @@ def _end(
     return xp.where(v > 20, v - xp.log(contour.bend), near)
 
 
-class Transform(NamedTuple):
-    """``F(c) = (M(c)^T - bulk) / (c (1 + c))`` at real c; arrays (2, K, n)."""
-
-    log_value: Array  # log F
-    slope: Array  # (log F)', the epsilon whose saddle point is c
-    curvature: Array  # (log F)'', > 0
-    valid: Array  # whether M^T - bulk is above rounding errors
-
-
 def transform(
-    c: Array, bulk: Bulk, groups: tuple[Steps, ...], moments: tuple[Array, ...]
-) -> Transform:
-    """F with and without the bulk, at real c, (K, n), given `real_moments` there."""
+    xp: Any, c: Array, bulk: Bulk, groups: tuple[Steps, ...], moments: Array
+) -> tuple[Array, Array]:
+    """``F(c) = (M(c)^T - bulk) / (c (1 + c))`` at real c, given `real_moments` there.
+
+    Returns log F and its first two derivatives, with and without the bulk, (3, 2, K,
+    n); and whether M^T - bulk is above rounding errors, (K, n). The first derivative is
+    the epsilon whose saddle point is c; the second is > 0.
+    """
     # With the bulk B and share = B / M^T, (M^T - B)' / (M^T - B) = ((log M^T)' - share
     # (log B)') / (1 - share).
-    xp, variance = namespace(c, groups[0].count), bulk.variance
-    variance = xp.array([variance, xp.zeros_like(variance)])[:, None]
+    variance = xp.array([bulk.variance, xp.zeros_like(bulk.variance)])[:, None]
     log_power, mean, curvature = moments
-    log_bulk_, _ = mgf.log_bulk((c, xp.zeros_like(c)), bulk._replace(variance=variance))
+    log_bulk_, _ = mgf.log_bulk(
+        xp, (c, xp.zeros_like(c)), bulk._replace(variance=variance)
+    )
     inverse = 1 / c**2 + 1 / (1 + c) ** 2
     log_share = xp.minimum(log_bulk_ - log_power, 0.0)
     left = xp.where(variance > 0, -xp.expm1(log_share), 1.0)
@@ -252,17 +250,13 @@ def transform(
     bulk_mean = variance * (c + 0.5)
     slope = (mean - share * bulk_mean) / left
     second = (curvature + mean**2 - share * (variance + bulk_mean**2)) / left
-    return Transform(
-        log_power + xp.log(left) - xp.log(c) - xp.log1p(c),
-        slope - 1 / c - 1 / (1 + c),
-        xp.maximum(second - slope**2, 0.0) + inverse,
-        valid,
-    )
+    values = log_power + xp.log(left) - xp.log(c) - xp.log1p(c)
+    curvature = xp.maximum(second - slope**2, 0.0) + inverse
+    return xp.array([values, slope - 1 / c - 1 / (1 + c), curvature]), valid[0]
 
 
-def largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:
+def largest_center(xp: Any, like: Array, groups: tuple[Steps, ...]) -> Array:
     """The largest real c at which truncated losses are negligible; (n,)."""
-    xp = namespace(like, groups[0].count)
     highest = xp.full_like(like, 1e12)
     for steps in groups:
         count = (steps.count * steps.outer_rate).reshape(-1)
@@ -275,9 +269,8 @@ def largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:
     return highest
 
 
-def contour_points(contour: Contour, y: Array) -> tuple[Pair, Pair]:
+def contour_points(xp: Any, contour: Contour, y: Array) -> tuple[Pair, Pair]:
     """Points z with imaginary parts y, and ``dz / dy / (i pi z (1 + z))``."""
-    xp = namespace(contour.center, y)
     root = xp.sqrt(contour.scale**2 + y * y)
     # sqrt(scale² + y²) - scale without cancellation
     z = (contour.center + contour.lean * y * (y / (root + contour.scale)), y)
@@ -341,13 +334,13 @@ def search(
     """
     # Halley's method on log delta in a bracket from 0 to highest, on one contour.
     xp = namespace(log_delta, initial, highest, contour.center, groups[0].count)
-    integrand = _prepare(blocks, contour, groups)
+    integrand = _prepare(xp, blocks, contour, groups)
     is_smooth = not any(steps.is_discrete for steps in groups)
 
     def improve(state: _Search) -> _Search:
         x, low, high = state.x, state.low, state.high
-        known = _bulk_delta(integrand.bulk, x)
-        value, slope, curvature, error = _integrate(integrand, blocks, x, known)
+        known = _bulk_delta(xp, integrand.bulk, x)
+        value, slope, curvature, error = _integrate(xp, integrand, blocks, x, known)
         gap = value - log_delta
         above = gap > 0
         low, high = xp.where(above, x, low), xp.where(above, high, x)
@@ -412,20 +405,14 @@ class _Search(NamedTuple):
     solution: Solution  # after the last evaluation
 
 
-class _Rows(NamedTuple):
-    """Summands at the nodes, without ``e^{-z epsilon}``; arrays and pairs (B, K, n)."""
-
-    z: Pair  # nodes
-    log_size: Array  # logarithms of the summands' moduli
-    sign: Pair  # summands over their moduli
-    lost: Array  # largest term of the difference from M^T, over the difference
-    error: Array  # bound of the rounding error, relative to that term
-
-
 class _Integrand(NamedTuple):
     """What does not depend on epsilon; all but the rows are (n,)."""
 
-    rows: _Rows
+    # Summands at the nodes, without ``e^{-z epsilon}``, (B, 7, K, n): real and
+    # imaginary part of the node; log of the summand's modulus; real and imaginary part
+    # of the summand over its modulus; the largest term of the difference from M^T, over
+    # the difference; a bound of the rounding error, relative to that term.
+    rows: Array
     bulk: Bulk
     # Sum of the truncated summands over the last one, if they decay as e^-u, or as
     # 1 / u² on vertical lines.
@@ -434,14 +421,15 @@ class _Integrand(NamedTuple):
     log_beyond: Array  # log of a bound of the truncated integral on vertical lines
 
 
-def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _Integrand:
+def _prepare(
+    xp: Any, blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]
+) -> _Integrand:
     """Nodes of the trapezoidal rule, and M^T on them."""
-    xp = namespace(contour.center, groups[0].count)
     last = xp.asarray(blocks.number * blocks.size - 1)
     step = contour.end / last.astype(contour.end.dtype)
     bulk, bend = contour.bulk, contour.bend
 
-    def rows(block: Array) -> _Rows:
+    def rows(block: Array) -> Array:
         k = block * blocks.size + xp.arange(blocks.size, dtype=np.int32)
         u = k.astype(step.dtype)[:, None] * step
         # y(u), and dy/du, which tends to scale / bend
@@ -452,56 +440,56 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
         cosh, sinh = 0.5 * (1 + inverse * inverse), 0.5 * (1 - inverse * inverse)
         speed = contour.scale * cosh / xp.sqrt(inverse * inverse + (bend * sinh) ** 2)
         y, speed = stored(xp, (y, speed))
-        z, direction = stored(xp, contour_points(contour, y))
+        z, direction = stored(xp, contour_points(xp, contour, y))
         weight = speed * step * xp.where(u > 0, 1.0, 0.5)
-        power, error = stored(xp, mgf.log_powers(z, groups, checked=True))
-        left, size = mgf.without_bulk(z, power, bulk)
+        power, error = stored(xp, mgf.log_powers(xp, z, groups, checked=True))
+        left, size = mgf.without_bulk(xp, z, power, bulk)
         whole = times(left, (weight * direction[0], weight * direction[1]))
         part, length = xp.hypot(*left), xp.hypot(*whole)
         error = error + _ROUNDING * (0.5 * bulk.variance * (z[0] * z[0] + z[1] * z[1]))
         sign = whole[0] / length, whole[1] / length
-        return _Rows(z, size + xp.log(length), sign, 1 / part, error)
+        return xp.array([*z, size + xp.log(length), *sign, 1 / part, error])
 
     found = rows_of(xp, rows, blocks.number, blocks.most)
     vertical = contour.lean == 0
     density = xp.maximum(1 / step, 1.0) * xp.where(vertical, 1 + contour.end, 1.0)
-    end = at(at(found.z, blocks.number - 1), -1)
+    end = at(found, blocks.number - 1)[:2, -1]
     log_beyond = xp.full_like(bulk.variance, _LOG_ZERO)
     if groups[0].begins is not None:
         # The largest integrand where phases agree again, times the integral of 1 / y².
-        realign = mgf.first_realignment(groups)
+        realign = mgf.first_realignment(xp, groups)
         alone = ~xp.isfinite(realign)
         again = xp.maximum(end[1], xp.where(alone, end[1], realign))[None]
-        z, _ = contour_points(contour, again)
+        z, _ = contour_points(xp, contour, again)
         log_beyond = where_needed(
+            xp,
             alone,
             log_beyond,
-            lambda: mgf.log_realigned(z, groups)[0] - xp.log(math.pi * again[0]),
+            lambda: mgf.log_realigned(xp, z, groups)[0] - xp.log(math.pi * again[0]),
         )
     return _Integrand(found, bulk, density, end[0], log_beyond)
 
 
 def _integrate(
-    integrand: _Integrand, blocks: Blocks, epsilon: Array, log_known: Array
+    xp: Any, integrand: _Integrand, blocks: Blocks, epsilon: Array, log_known: Array
 ) -> tuple[Array, ...]:
     """``log delta``, minus its slope, its second derivative, and the error.
 
     ``log_known`` is the part of the bulk.
     """
-    xp = namespace(integrand.density, epsilon)
     waves = xp.asarray(_waves(blocks.size, blocks.most))
 
     def add(block: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         """Adds a block to the sums, which are over e^peak; the last summand's size."""
-        rows, before = at(integrand.rows, block), state[0]
-        z, log_size = rows.z, rows.log_size - rows.z[0] * epsilon
+        x, y, log_size, cos, sin, lost, error = at(integrand.rows, block)
+        before, log_size = state[0], log_size - x * epsilon
         peak = xp.maximum(before, log_size.max(axis=0))
-        re, im = times(rows.sign, polar(log_size - peak, -z[1] * epsilon))
-        first = times(z, (re, im))
-        second = z[0] * first[0] - z[1] * first[1]
-        phase = xp.abs(z[1] * epsilon) + xp.abs(z[0] * epsilon)
-        size = xp.exp(log_size - peak) * rows.lost
-        rounding = size * (rows.error + _ROUNDING * (8 + phase))
+        re, im = times((cos, sin), polar(log_size - peak, -y * epsilon))
+        first = times((x, y), (re, im))
+        second = x * first[0] - y * first[1]
+        phase = xp.abs(y * epsilon) + xp.abs(x * epsilon)
+        size = xp.exp(log_size - peak) * lost
+        rounding = size * (error + _ROUNDING * (8 + phase))
         sums = re.sum(axis=0), first[0].sum(axis=0), second.sum(axis=0)
         parts = xp.array([*sums, rounding.sum(axis=0)])
         parts = xp.concatenate([parts, at(waves, block) @ re])
@@ -518,7 +506,7 @@ def _integrate(
     truncation = 10.0 * last * integrand.density
     truncation += xp.exp(integrand.log_beyond - integrand.end * epsilon - peak)
     rounding = (sums[3] + _ROUNDING * known) / xp.abs(total)
-    error = (_aliasing(sums[4:]) + truncation) / xp.abs(total) + rounding
+    error = (_aliasing(xp, sums[4:]) + truncation) / xp.abs(total) + rounding
     good = total > 0
     total = xp.where(good, total, 1.0)
     value = xp.where(good, xp.log(total) + peak, xp.nan)
@@ -529,12 +517,11 @@ def _integrate(
     return value, slope, curvature, xp.where(good, error, xp.inf)
 
 
-def _aliasing(transform: Array) -> Array:
+def _aliasing(xp: Any, transform: Array) -> Array:
     """Estimate of the trapezoidal rule's aliasing error, by the waves' sums, (4, n)."""
     # By Poisson's formula the error is the integrand's Fourier transform at 2 pi / h
     # and its multiples. The summands give the transform up to pi / h. It decays and
     # oscillates: it may vanish at one frequency by chance, but hardly at several.
-    xp = namespace(transform)
     each = 2 * xp.abs(transform)
     low, high = each[0], each[1:].max(axis=0)
     decay = xp.minimum(high / xp.maximum(low, 1e-300), 1.0)
@@ -549,9 +536,9 @@ def _waves(size: int, number: int) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(waves, 1, 0))
 
 
-def _bulk_delta(bulk: Bulk, epsilon: Array) -> Array:
+def _bulk_delta(xp: Any, bulk: Bulk, epsilon: Array) -> Array:
     """Logarithms of the bulk's delta D, of ``-D'`` and of ``D'' - D'``."""
-    xp, some = namespace(bulk.variance, epsilon), bulk.variance > 0
+    some = bulk.variance > 0
     if xp is np and not some.any():
         return np.full((3, *epsilon.shape), _LOG_ZERO)
     mu = xp.sqrt(xp.where(some, bulk.variance, 1.0))

@@ -5,6 +5,7 @@ If the error exceeds `TOLERANCE`, the answer is the certified upper bound.
 
 from __future__ import annotations
 
+import operator
 from typing import cast
 
 import numpy as np
@@ -75,7 +76,8 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
     if np.any(poor):
         answer = _otherwise(answer, question, run, poor, certify=certify)
     value = np.maximum(answer.value, 0.0) if question.is_epsilon else answer.value
-    return map_arrays(lambda a: a.reshape(shape), answer._replace(value=value))
+    answer = answer._replace(value=value)
+    return map_arrays(operator.methodcaller("reshape", shape), answer)
 
 
 def _otherwise(

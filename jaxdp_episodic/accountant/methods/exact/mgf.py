@@ -6,12 +6,12 @@ Pure kernels; settings are the last axis.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
-from jaxdp_episodic.accountant.losses.privacy_loss import Nodes
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     Pair,
@@ -26,7 +26,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     at,
     fori_loop,
-    map_arrays,
     namespace,
     running_max,
     where_needed,
@@ -100,16 +99,11 @@ def steps_of(
     is_near: bool = False,
 ) -> Steps:
     """The nodes of one group's losses, (K, n), by the main and the checking rule."""
-    xp = namespace(group.count, backward, log_cut)
-    shape = group.count.shape
-
-    def flat(a: Array) -> Array:
-        a = a if a.shape == shape else xp.broadcast_to(a, shape)
-        return a.reshape(-1)
-
+    xp, shape = namespace(group.count, backward, log_cut), group.count.shape
     if xp is np:  # JAX is compiled for a number of terms
         num_terms = int(group.loss.num_terms.max())
-    loss, back, cut = map_arrays(flat, (group.loss, backward, log_cut))
+    loss = group.loss.map(operator.methodcaller("reshape", -1))
+    back, cut = xp.tile(xp.array([backward, log_cut]), len(group.count))
     # The cut is relative to the probability of the steps that see the unit.
     cut = cut - xp.log(loss.outer_rate)
     cuts = xp.minimum(xp.array([cut, cut + _CHECK_CUT]), _LEAST_CUT)
@@ -119,12 +113,12 @@ def steps_of(
     shift = group.loss.gaussian_shift()
     begins = parts_apart = None
     if not is_near:
-        begins, atoms = _begins(nodes.weight), False
+        begins, atoms = _begins(xp, nodes.weight), False
         if group.loss.may_have_atoms:
-            atoms = ((nodes.right <= 0) | (nodes.left <= 0)) & (flat(shift) <= 0)
+            atoms = ((nodes.right <= 0) | (nodes.left <= 0)) & (shift.reshape(-1) <= 0)
             begins = begins | atoms
         least = xp.exp(xp.minimum(cut, _LEAST_CUT))
-        parts_apart = _apart(nodes, begins, least, atoms, loss.outer_rate)
+        parts_apart = _apart(xp, nodes, begins, least, atoms, loss.outer_rate)
     mass = nodes.mass
     # A rule whose total is no probability, or differs from the check, becomes NaN.
     right = xp.abs(mass - 0.5) <= 0.5 + _MASS_ERROR
@@ -165,10 +159,9 @@ def _composed(xp: Any, terms: Array, steps: Steps) -> Array:
     return terms.reshape(*terms.shape[:-1], len(steps.count), -1).sum(axis=-2)
 
 
-def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Array]:
-    """``T log M(c)`` and its first two derivatives, at real c; (..., n)."""
-    xp = namespace(c, groups[0].count)
-    totals = [xp.zeros_like(c)] * 3
+def real_moments(xp: Any, c: Array, groups: tuple[Steps, ...]) -> Array:
+    """``T log M(c)`` and its first two derivatives, at real c; (3, ..., n)."""
+    total = 0.0
     for steps in groups:
         nodes, wide = steps.nodes, _for_each(xp, c, steps)
         sums = sum_exp_moments(wide, nodes.weight, nodes.loss)
@@ -177,16 +170,15 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
         moment = 1 + xp.maximum(excess, -1 + 1e-300)
         first = outer * sums[1] / moment
         second = outer * sums[2] / moment - first * first
-        parts = [xp.log1p(xp.maximum(excess, -1 + 1e-15)), first, second]
+        log_moment = xp.log1p(xp.maximum(excess, -1 + 1e-15))
+        parts = xp.array([log_moment, first, second])
         if steps.gaussian_shift is not None:
             shift = steps.gaussian_shift.reshape(-1)
-            square = shift * shift
-            known = (0.5 * wide * (wide + 1) * square, (wide + 0.5) * square, square)
-            for i in range(3):
-                parts[i] = xp.where(shift > 0, known[i], parts[i])
-        for i, part in enumerate(parts):
-            totals[i] = totals[i] + _composed(xp, part, steps)
-    return totals[0], totals[1], totals[2]
+            square = xp.broadcast_to(shift * shift, wide.shape)
+            closed = [0.5 * wide * (wide + 1) * square, (wide + 0.5) * square, square]
+            parts = xp.where(shift > 0, xp.array(closed), parts)
+        total = total + _composed(xp, parts, steps)
+    return total
 
 
 def exchanged_moments(c: Array, steps: Steps) -> Array:
@@ -227,7 +219,7 @@ def bulk_of(groups: tuple[Steps, ...]) -> Bulk:
     # z = -1/2, where rare large losses hardly count. Any v is a valid control variate.
     xp = namespace(groups[0].count)
     middle = xp.full_like(groups[0].count[0], -0.5)
-    power = xp.expm1(xp.minimum(real_moments(middle, groups)[0], 0.0))  # M^T - 1
+    power = xp.expm1(xp.minimum(real_moments(xp, middle, groups)[0], 0.0))  # M^T - 1
     log_atom = groups[0].log_atom
     for steps in groups[1:]:
         log_atom = log_atom + steps.log_atom
@@ -238,19 +230,18 @@ def bulk_of(groups: tuple[Steps, ...]) -> Bulk:
     return Bulk(variance, log_atom, xp.log(xp.maximum(rest, 1e-300)))
 
 
-def log_bulk(z: Pair, bulk: Bulk) -> Pair:
+def log_bulk(xp: Any, z: Pair, bulk: Bulk) -> Pair:
     """``log((1 - A^T) e^{v z (1 + z) / 2})``; -1e300 where v is 0."""
     variance = bulk.variance
     re = 0.5 * variance * (z[0] * (1 + z[0]) - z[1] * z[1])
     im = 0.5 * variance * z[1] * (1 + 2 * z[0])
-    where = namespace(variance).where
-    return where(variance > 0, re + bulk.log_mass, _LOG_ZERO), im
+    return xp.where(variance > 0, re + bulk.log_mass, _LOG_ZERO), im
 
 
-def without_bulk(z: Pair, log_power: Pair, bulk: Bulk) -> tuple[Pair, Array]:
+def without_bulk(xp: Any, z: Pair, log_power: Pair, bulk: Bulk) -> tuple[Pair, Array]:
     """``M^T`` minus the atom and the bulk, at (K, n) points, over e^size; size."""
-    xp, log_atom = namespace(bulk.log_atom), bulk.log_atom
-    log_re, log_im = log_bulk(z, bulk)
+    log_atom = bulk.log_atom
+    log_re, log_im = log_bulk(xp, z, bulk)
     size = xp.maximum(xp.maximum(log_power[0], log_re), log_atom)
     sizes, angles = xp.array([log_power[0], log_re]), xp.array([log_power[1], log_im])
     re, im = polar(sizes - size, angles)
@@ -261,14 +252,13 @@ def without_bulk(z: Pair, log_power: Pair, bulk: Bulk) -> tuple[Pair, Array]:
 
 
 def log_powers(
-    z: Pair, groups: tuple[Steps, ...], *, checked: bool
+    xp: Any, z: Pair, groups: tuple[Steps, ...], *, checked: bool
 ) -> tuple[Pair, Array]:
     """``T log M`` at (K, n) points, and a bound of its error."""
-    xp = namespace(z[0], groups[0].count)
     re = im = error = xp.zeros_like(z[0])
     for steps in groups:
         wide = (_for_each(xp, z[0], steps), _for_each(xp, z[1], steps))
-        excess = _excess(wide, steps, steps.nodes)
+        excess = _excess(xp, wide, steps, steps.nodes)
         log_moment, outer = log1p_complex(*excess), steps.outer_rate.reshape(-1)
         if steps.gaussian_shift is not None:
             always = (steps.gaussian_shift.reshape(-1) > 0) & (outer >= 1)
@@ -282,7 +272,7 @@ def log_powers(
         off = off + _ROUNDING * xp.hypot(*log_moment)
         if checked:
             some = wide[0][::_CHECK_STRIDE], wide[1][::_CHECK_STRIDE]
-            again = _excess(some, steps, steps.check)
+            again = _excess(xp, some, steps, steps.check)
             # |M' - M| / |M|
             gap = xp.hypot(
                 excess[0][::_CHECK_STRIDE] - again[0],
@@ -296,12 +286,12 @@ def log_powers(
     return (re, im), error
 
 
-def _excess(z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
+def _excess(xp: Any, z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
     """``M - 1 = outer_rate E[e^{zL} - 1]`` of each step."""
     outer = steps.outer_rate.reshape(-1)
     excess = sum_expm1(z, nodes.weight, nodes.loss)
     if steps.gaussian_shift is not None:
-        xp, known = namespace(z[0]), steps.gaussian_shift.reshape(-1) > 0
+        known = steps.gaussian_shift.reshape(-1) > 0
         closed = _log_gaussian(z, steps)
         grown = expm1_complex(xp.minimum(closed[0], 700.0), closed[1])
         pairs = zip(grown, excess, strict=True)
@@ -317,11 +307,10 @@ def _log_gaussian(z: Pair, steps: Steps) -> Pair:
     return square * re, square * im
 
 
-def first_realignment(groups: tuple[Steps, ...]) -> Array:
+def first_realignment(xp: Any, groups: tuple[Steps, ...]) -> Array:
     """Im z below which no two parts' phases agree again, (n,); inf for one part."""
     # Below it |M| falls along a vertical line: its derivative is a sum of -(L - L')
     # sin(y (L - L')) with arguments below pi.
-    xp = namespace(groups[0].count)
     height = xp.full_like(groups[0].count[0], xp.inf)
     for steps in groups:
         if steps.parts_apart is None:
@@ -333,15 +322,14 @@ def first_realignment(groups: tuple[Steps, ...]) -> Array:
     return height
 
 
-def log_realigned(z: Pair, groups: tuple[Steps, ...]) -> Array:
+def log_realigned(xp: Any, z: Pair, groups: tuple[Steps, ...]) -> Array:
     """Bound of the log of the part of ``|M^T|`` that may be left further up than z."""
     # log(3 (S^T - s^T)), S the sum of the moduli of all parts and s the largest: both
     # fall along a vertical line, and |M| is far below S until phases agree again.
-    xp = namespace(z[0], groups[0].count)
     log_largest, log_ratio = xp.zeros_like(z[0]), xp.zeros_like(z[0])
     for steps in groups:
         total, largest = _moduli(
-            (_for_each(xp, z[0], steps), _for_each(xp, z[1], steps)), steps
+            xp, (_for_each(xp, z[0], steps), _for_each(xp, z[1], steps)), steps
         )
         log_largest = log_largest + _composed(xp, xp.log(largest), steps)
         log_ratio = log_ratio + _composed(xp, xp.log(total / largest), steps)
@@ -349,9 +337,9 @@ def log_realigned(z: Pair, groups: tuple[Steps, ...]) -> Array:
     return math.log(3.0) + log_largest + grown
 
 
-def _moduli(z: Pair, steps: Steps) -> tuple[Array, Array]:
+def _moduli(xp: Any, z: Pair, steps: Steps) -> tuple[Array, Array]:
     """Sum of the moduli of M's parts at (K, m) points, and the largest modulus."""
-    xp, nodes, all_begins = namespace(z[0]), steps.nodes, steps.begins
+    nodes, all_begins = steps.nodes, steps.begins
     assert all_begins is not None
     outer = steps.outer_rate.reshape(-1)
 
@@ -381,9 +369,8 @@ def _moduli(z: Pair, steps: Steps) -> tuple[Array, Array]:
     return total, largest
 
 
-def _begins(weight: Pair) -> Array:
+def _begins(xp: Any, weight: Pair) -> Array:
     """Whether a part of a distribution begins at a node, (J, m): density valleys."""
-    xp = namespace(weight[0])
     size = xp.log(xp.maximum(xp.hypot(*weight), 1e-300))
     sides = running_max(xp.stack([size, size[::-1]], axis=1))
     low = xp.minimum(sides[:, 0], sides[::-1, 1]) - size > _VALLEY
@@ -391,6 +378,7 @@ def _begins(weight: Pair) -> Array:
 
 
 def _apart(
+    xp: Any,
     nodes: LossNodes,
     begins: Array,
     least: Array,
@@ -398,7 +386,6 @@ def _apart(
     outer_rate: Array,
 ) -> Array:
     """Largest distance of the mean losses of two parts that lie far apart, (m,)."""
-    xp = namespace(nodes.mass)
     zero = xp.zeros_like(nodes.mass)
 
     def flushed(state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -434,4 +421,4 @@ def _apart(
         gap = xp.where(atom, xp.maximum(high, 0.0), high) - low
         return xp.where(gap > _WIDTHS * xp.sqrt(square), xp.maximum(gap, 0.0), 0.0)
 
-    return where_needed(~needed, zero, apart)
+    return where_needed(xp, ~needed, zero, apart)

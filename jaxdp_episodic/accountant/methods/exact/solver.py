@@ -31,11 +31,10 @@ from jaxdp_episodic.accountant.methods.exact.mgf import Bulk, Steps
 from jaxdp_episodic.accountant.methods.run import DeltaAt, Group, Question, Run
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
-    at,
     logsumexp,
-    map_arrays,
     namespace,
     rows_at,
+    taken,
     where_needed,
 )
 from jaxdp_episodic.accountant.numerics.roots import log_crossing
@@ -274,8 +273,8 @@ class ContourSolver:
             if some.size:
                 kind = question.is_epsilon, length, is_far, some.size
                 engine, program = _program(groups, effort, *kind)
-                chunk = map_arrays(lambda a, some=some: a[..., some], arrays)
                 with using_choice(engine), np.errstate(all="ignore"):
+                    chunk = taken(arrays, some)
                     result[:, some] = in_chunks(program, chunk, _CHUNKS)
         value, error, *rest = result
         with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
@@ -374,6 +373,7 @@ def one_pass(
     steps = tuple(every)
     bulk, known = mgf.bulk_of(steps), initial >= 0
     initial, bound, order = where_needed(
+        xp,
         known,
         xp.array([initial, bound, order]),
         functools.partial(first_epsilon, target, bound, groups, steps, bulk),
@@ -391,7 +391,7 @@ def one_pass(
         return xp.where(xp.any(bounds < target, axis=0), 1.0, 0.0)
 
     if len(groups) == len(groups[0].count) == 1 and groups[0].loss.nodes_exchange:
-        less = where_needed(known, less, exchanged_is_less)
+        less = where_needed(xp, known, less, exchanged_is_less)
     return Found(*found[:3], initial, bound, order, less)
 
 
@@ -442,22 +442,24 @@ def first_epsilon(
     guess = xp.exp(rdp.first_order(fields, -log_delta))
     guess = xp.clip(guess, _LEAST_ORDER, _LARGEST_ORDER)
     c = xp.minimum(
-        guess * _ORDERS_TRIED[:, None], integral.largest_center(log_delta, groups)
+        guess * _ORDERS_TRIED[:, None], integral.largest_center(xp, log_delta, groups)
     )
-    moments = mgf.real_moments(c, groups)
+    moments = mgf.real_moments(xp, c, groups)
     bounds = rdp.epsilon_at(log_delta, c, moments[0])
     best = xp.where(xp.isnan(bounds), xp.inf, bounds).argmin(axis=0)[None]
-    order, found = 1 + rows_at(c, best)[0], rows_at(moments[0], best)
+    order, found = rows_at(xp.array([c, moments[0]]), best)
+    order = 1 + order[0]
     # This bound may become the answer, so it includes the quadrature error: a multiple
     # of the difference from the checking rule.
     checks = tuple(steps._replace(nodes=steps.check) for steps in groups)
-    again = mgf.real_moments(order[None] - 1, checks)[0]
+    again = mgf.real_moments(xp, order[None] - 1, checks)[0]
     moment = xp.maximum(found, again) + mgf.CHECK_FACTOR * xp.abs(found - again)
     bound = rdp.epsilon_at(log_delta, order - 1, moment[0])
     bound = xp.where(bound >= 0, bound, xp.where(bound < 0, 0.0, xp.inf))
     highest = xp.minimum(highest, bound)
-    near = _by_saddle_points(log_delta, c, moments, bulk, groups)
+    near = _by_saddle_points(xp, log_delta, c, moments, bulk, groups)
     near = where_needed(
+        xp,
         (near > 0) & (near < highest),
         near,
         _by_jumps,
@@ -473,14 +475,15 @@ def _by_jumps(
     # Those of sampled Gaussians with similar losses.
     xp = namespace(log_delta, highest, variance, fields[0].count)
     mu = xp.sqrt(xp.maximum(variance, 0.0))
-    rows = [(mu, xp.ones_like(mu), xp.where(mu > 0, 0.0, _LOG_ZERO))]
+    bulk = mu, xp.ones_like(mu), xp.where(mu > 0, 0.0, _LOG_ZERO)
+    rows = [xp.array(bulk)[:, None]]
     for group in fields:
         hints, one = group.loss.hints(), xp.ones_like(group.count)
         often = group.count * group.loss.outer_rate * hints.rate
         odds = xp.maximum(hints.odds * one, SMALLEST)
-        row = hints.shift * one, odds, xp.log(xp.maximum(often, 1e-300))
-        rows += [at(row, k) for k in range(len(one))]
-    shift, odds, often = (xp.array(row)[:, None] for row in zip(*rows, strict=True))
+        often = xp.log(xp.maximum(often, 1e-300))
+        rows.append(xp.array([hints.shift * one, odds, often]))
+    shift, odds, often = xp.concatenate(rows, axis=1)[:, :, None]
 
     def excess(epsilon: Array) -> Array:
         """log(delta) at (G, n) epsilons, minus the goal."""
@@ -494,23 +497,21 @@ def _by_jumps(
 
 
 def _by_saddle_points(
+    xp: Any,
     log_delta: Array,
     c: Array,
-    moments: tuple[Array, ...],
+    moments: Array,
     bulk: Bulk,
     groups: tuple[Steps, ...],
 ) -> Array:
     """Epsilon at which the saddle-point approximation equals delta; NaN if none."""
-    xp, variance = namespace(log_delta, c, groups[0].count), bulk.variance
-    both = integral.transform(c, bulk, groups, moments)
-    valid = both.valid[0]
-    found = integral.Transform(*(xp.where(valid, part[0], part[1]) for part in both))
-    x = found.slope
+    variance = bulk.variance
+    both, valid = integral.transform(xp, c, bulk, groups, moments)
+    log_value, x, curvature = xp.where(valid, both[:, 0], both[:, 1])
     used = valid & (variance > 0)
     mu = xp.sqrt(xp.where(variance > 0, variance, 1.0))
     known = xp.where(used, near_gaussian_profile(mu, xp.maximum(x, 0.0)), _LOG_ZERO)
-    approximate = found.log_value - c * x
-    approximate = approximate - 0.5 * xp.log(2 * math.pi * found.curvature)
+    approximate = log_value - c * x - 0.5 * xp.log(2 * math.pi * curvature)
     approximate = xp.logaddexp(approximate, known)
     # delta falls with c: the last point above it, and the next one
     above = (approximate >= log_delta) & (x > 0)
@@ -518,9 +519,8 @@ def _by_saddle_points(
     last = xp.where(above, index, -1).max(axis=0)
     ends = xp.array([last, xp.minimum(last + 1, c.shape[0] - 1)])
     ends = xp.maximum(ends, 0)
-    (x, end), (value, other), (low, high) = (
-        rows_at(a, ends) for a in (x, approximate, c)
-    )
+    found = rows_at(xp.array([x, approximate, c]), ends)
+    (x, end), (value, other), (low, high) = found
     # The slope of log(delta) is about -c, and c linear in between.
     drop = (value - log_delta) / (value - other)
     rise = (high + low) * drop

@@ -311,6 +311,7 @@ def _notes(
         number = (
             f"from the data: PRIVATE, as one {one} is protected; state a public one"
         )
+    is_free = VALIDATION in source.parts and request.privacy_unit != PERSON
     limit = "more" if request.neighboring_relation == ZERO_OUT else "fewer"
     bound = f"{counted} it was public that no {one} has {limit}; state such a bound"
     found = {f"data.{key}": note for key, note in source.notes.items()} | {
@@ -318,7 +319,7 @@ def _notes(
         "evaluation.select": "no stage is chosen: held-out examples are trained on",
         "step.sampling.num_classes": number,
         "start.between": number,
-        "start.target_bound": _HELD_OUT if VALIDATION in source.parts else _BEFORE,
+        "start.target_bound": _HELD_OUT if is_free else _BEFORE,
         "features.mean": _HELD_OUT,
         "features.std": _HELD_OUT,
         "normalizer": f"{counted} sizes are public; a guess will do",

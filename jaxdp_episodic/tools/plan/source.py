@@ -16,7 +16,7 @@ import numpy as np
 from jaxdp_episodic.accountant.describe.spec import spec_from_dict
 from jaxdp_episodic.files import parquet_file
 from jaxdp_episodic.files.column_folder import stored_splits
-from jaxdp_episodic.files.table_file import csv_lines
+from jaxdp_episodic.files.table_file import column_places, csv_lines
 from jaxdp_episodic.trainer.data import folders as layouts, user_files
 from jaxdp_episodic.trainer.data.sources import SOURCES
 from jaxdp_episodic.trainer.data.splits import (
@@ -314,9 +314,7 @@ def _columns(
         user_files.refuse_numbers_as_names(path, names, [*used, *(numbers - numbering)])
         texts = {name: one for name, one in cells.items() if name not in numbers}
         user_files.refuse_ids_as_names(path, names, texts)
-    for name in used:
-        if name not in (there := [*names, *lists]):
-            raise ValueError(f"{path} has no column {name!r}; it has {there}")
+    column_places([*names, *lists], used)
     free = {name: one for name, one in cells.items() if name not in used - {label}}
     if label is None:
         label = _label(path, free)
@@ -378,8 +376,8 @@ def _numeric(
             features.append(name)
         elif 2 * len(odd) < len(column):
             raise ValueError(
-                f"column {name!r} of {path} must hold numbers, got {column[odd[0]]!r} "
-                f"in record {odd[0] + 1}; fill it, or name others by --features"
+                f"column {name!r} must hold numbers, got {column[odd[0]]!r} in record "
+                f"{odd[0] + 1}; fill it, or name others by --features"
             )
     features += lists
     if not features:

@@ -116,7 +116,7 @@ def _draw_losses(axes: Any, losses: np.ndarray) -> None:
         smooth = np.convolve(values, np.ones(width) / width, "valid")
         label = f"mean of {width} steps"
         axes.plot(steps[width - 1 :], smooth, color=_BLACK, label=label)
-        axes.legend(frameon=False)
+        axes.legend(**_ABOVE)
 
 
 def _draw_scores(

@@ -18,7 +18,7 @@ from jaxdp_episodic.accountant.describe.spec import Spec, spec_from_dict
 from jaxdp_episodic.accountant.questions import tuning
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
-from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM, NONE
+from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM, NONE, SCALED
 from jaxdp_episodic.trainer.data.splits import TRAIN
 
 # Most combinations of values that change a run's cost; each needs a calibration.
@@ -287,7 +287,7 @@ def search_around(
         columns, most = (run.get("data") or {}).get("features"), _DIMENSIONS
         if isinstance(columns, list):
             most = min(most, len(columns))
-        elif config.features.kind == NONE:  # wavelets are more, a network's unknown
+        elif config.features.kind in (NONE, SCALED):  # of others more, or unknown
             shape = config.data.load(TRAIN, base).features.shape[1:]
             most = min(most, math.prod(shape))
         values = sorted({max(1, most // part) for part in (4, 2, 1)})

@@ -68,8 +68,8 @@ def advice(data: ExampleTable, *, are_scaled: bool, are_bounded: bool) -> list[s
         most = largest_target(data)
         if not 1 / _UNEQUAL <= most <= _UNEQUAL:
             said.append(
-                f"targets: up to {most:g}, but gradient steps need about 1: divide the "
-                "column by a public number"
+                f"targets: up to {most:,.10g}, but gradient steps need about 1: divide "
+                "the column by a public number"
             )
     return said
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from jaxdp_episodic.trainer.data.scales import advice
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 
@@ -18,8 +19,7 @@ def small(**changes):
 def test_records_are_sorted_into_tree_order():
     table = small(targets=np.arange(5) * 10)
     assert table.features[:, 0].tolist() == [1, 3, 4, 0, 2]
-    assert table.targets is not None
-    assert table.targets.tolist() == [10, 30, 40, 0, 20]
+    assert np.array_equal(table.targets, [10, 30, 40, 0, 20])
     assert table.unit_column("class").tolist() == ["a", "a", "a", "b", "b"]
     assert table.class_places.tolist() == [0, 0, 0, 1, 1]
     assert table.level_names == ("class", "example")
@@ -27,14 +27,19 @@ def test_records_are_sorted_into_tree_order():
     assert table.features.dtype == np.float32
 
 
+def test_features_and_targets_of_unequal_size_are_named():
+    table = ExampleTable.from_records([[1, 2e3]], [9e4], units={"u": [0]})
+    said = advice(table, are_scaled=False, are_bounded=False)
+    assert "scales: " in said[0] and "up to 90,000, but" in said[1]
+
+
 def test_units_without_records_stay_on_the_public_list():
     table = small(public_units=["c", "a", "0", "b"])
     assert table.population.children_counts[1].tolist() == [0, 3, 2, 0]
     assert table.unit_column("class").tolist() == ["a", "a", "a", "b", "b"]
-    with pytest.raises(ValueError, match="'b' is missing"):
-        small(public_units=["a"])
-    with pytest.raises(ValueError, match="must not repeat"):
-        small(public_units=["a", "b", "b"])
+    for units, message in ((["a"], "'b' is missing"), ([*"abb"], "must not repeat")):
+        with pytest.raises(ValueError, match=message):
+            small(public_units=units)
     with pytest.raises(ValueError, match="one level of units"):
         small(units={"x": np.zeros(5, int), "y": np.zeros(5, int)}, public_units=[0])
 

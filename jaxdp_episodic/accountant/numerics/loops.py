@@ -135,8 +135,6 @@ def map_first(function: Callable[..., Any], *arrays: Any) -> Any:
     xp, number = namespace(*leaves), len(leaves[0])
     if xp is np:
         return stacked([function(*at(arrays, i)) for i in range(number)])
-    if number == 1:
-        return stacked([stored(xp, function(*at(arrays, 0)))], xp)
     from jax import lax
 
     return lax.map(lambda one: function(*one), arrays)
@@ -144,10 +142,8 @@ def map_first(function: Callable[..., Any], *arrays: Any) -> Any:
 
 def rows_of(xp: Any, function: Callable[[Any], Array], number: Any, most: int) -> Array:
     """Stacks ``function(i)`` for i < ``number``, padded with zeros to ``most`` rows."""
-    if most == 1:
+    if most == 1:  # as always in NumPy
         return function(0)[None]
-    if xp is np:
-        return np.array([function(i) for i in range(int(number))])
     import jax
 
     def put(i: Any, rows: Array) -> Array:

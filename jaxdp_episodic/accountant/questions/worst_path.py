@@ -90,8 +90,7 @@ def _on_paths(
         found = asked.with_failure(found, log_kept)
         bound = little & (found.value != asked.nothing)
         certified = found.is_certified | (bound & (method != "rdp"))
-        error = np.where(bound, np.inf, found.error)
-        found = found._replace(error=error, is_certified=certified)
+        found = Answer(found.value, np.where(bound, np.inf, found.error), certified)
     if not np.any(at_end):
         return found
     value, error = np.where(at_end, (end, np.zeros(shape)), found[:2])

@@ -32,8 +32,6 @@ _TILTS = np.geomspace(1e-18, 1e8, 53)
 _FINER_TILTS = np.geomspace(10**-0.5, 10**0.5, 13)
 # Relative distances of the tilts in Chernoff's bound of what is outside of the window.
 _TILT_CHANGES = np.geomspace(0.01, 6.0, 14)
-# Factors of the tilt that are tried for a shorter window.
-_SMALLER_TILTS = 10.0 ** (-np.arange(9) / 6)
 # Share of the planned width for truncation and aliasing.
 _CUT_SHARE = 0.01
 # Share of delta's relative width for single losses above the lattice.
@@ -43,17 +41,13 @@ _FIRST_RELATIVE_WIDTH = 0.02
 # First guess of log(Chernoff bound / delta) for windows; and for a wanted delta.
 _FIRST_RESERVE = 6.0
 _FIRST_RESERVE_OF_DELTA = 12.0
-# log(Chernoff bound / delta) above which single large losses dominate the sum.
-_FAR_BOUND = 4.0
-# Nats of Chernoff's bound that are given up for a smaller tilt in that case.
-_SPARED = 2.0
 # Nats of a bound of log(delta) that are given up where delta is near 1.
 _NEAR_ONE = 0.1
 # Largest product of a tilt and the wanted width of epsilon.
 _STEEPEST = 50.0
 # Smallest log(delta) that is planned for; below -745 float64 underflows.
 _LEAST_LOG_DELTA = -600.0
-# Largest number of single losses that dominate a sum in that case.
+# Largest number of single large losses that dominate a sum.
 _LARGE_LOSSES = 3.0
 # Spacings that are tried, nats.
 _SPACINGS = np.geomspace(1e-13, 4e12, 640)
@@ -216,8 +210,6 @@ def make_plan(
     if known:
         # A smaller tilt keeps rare large losses rare, and the window short.
         tilt = min(tilt, known.slope)
-        if bound - goal > _FAR_BOUND:
-            tilt = _tilt_of_short_window(losses, tilt, epsilon, bound - goal)
     if target.of_epsilon:
         tilt = min(tilt, _STEEPEST / target.width(epsilon))
     else:
@@ -291,23 +283,6 @@ def _largest_cheap_tilt(losses: Sequence[CoarseLoss], epsilon: float) -> float:
     if bounds.min() < -_NEAR_ONE:
         return 0.0
     return float(_TILTS[bounds <= _NEAR_ONE].max(initial=0.0))
-
-
-def _tilt_of_short_window(
-    losses: Sequence[CoarseLoss], tilt: float, epsilon: float, excess: float
-) -> float:
-    """Returns the tilt with the shortest window among those with similar bounds."""
-    tilts = tilt * _SMALLER_TILTS
-    moments = _log_moments(losses, tilts)
-    weights = np.array([log_weight(float(c)) for c in tilts])
-    bounds = moments + weights - tilts * epsilon
-    best, length = tilt, math.inf
-    for c, moment, bound in zip(tilts, moments, bounds, strict=True):
-        low, high = _window(losses, c, float(moment), -excess - _SPARED)
-        here = max(high, epsilon) - min(low, epsilon)
-        if bound <= bounds[0] + _SPARED and here < length:
-            best, length = float(c), here
-    return best
 
 
 def _log_moments(losses: Sequence[CoarseLoss], tilts: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic._progress import ProgressBar, standard_error
 from jaxdp_episodic.accountant.report.sentences import downward, upward
 from jaxdp_episodic.files.toml_file import read_toml
@@ -21,19 +22,31 @@ from jaxdp_episodic.trainer.config.training_config import read_config
 VIOLATED = 3  # exit code
 _MECHANISM_DRAWS = 20_000  # simulations with the unit, and as many without: about 10 s
 _FEWEST_DRAWS = 100
+_CANARIES = 100  # in a run
+_KINDS_OF = {  # the kinds of audits that an option is for
+    "draws": ("mechanism", "step"),
+    "canaries": ("gradient", "input"),
+    "delta": ("mechanism",),
+    "privacy-unit": ("step", "gradient", "input"),
+    "num-steps": ("mechanism", "gradient", "input"),
+}
 _STEP_DRAWS = 2_000  # steps with the canary, and as many without
 
 
 def do_audit(o: Options) -> list[str]:
     """The command ``audit``."""
     o.left_behind = lambda: "; nothing was written"
-    o.out.mkdir(parents=True, exist_ok=True)
-    if o.draws is not None and o.draws < _FEWEST_DRAWS:
-        raise ValueError(f"--draws must be at least {_FEWEST_DRAWS}, got {o.draws}")
     if o.kind is None:
         o.kind = "step" if "data" in read_toml(o.file) else "mechanism"
-    attempt = _mechanism if o.kind == "mechanism" else _canaries
-    rows = attempt(o)
+    for option, kinds in _KINDS_OF.items():
+        if getattr(o, option.replace("-", "_")) is not None and o.kind not in kinds:
+            what = " or ".join(kinds)
+            raise ValueError(f"--{option} is for --kind {what}, got --kind {o.kind}")
+    _validation.whole_number("--seed", o.seed, minimum=0)
+    if o.draws is not None:
+        _validation.whole_number("--draws", o.draws, minimum=_FEWEST_DRAWS)
+    o.out.mkdir(parents=True, exist_ok=True)
+    rows = (_mechanism if o.kind == "mechanism" else _canaries)(o)
     document = report.audit_document(
         rows, program=PROGRAM, kind=o.kind, seed=o.seed, file=o.file.name
     )
@@ -43,7 +56,6 @@ def do_audit(o: Options) -> list[str]:
     if importlib.util.find_spec("matplotlib") is not None:
         plot_audit(rows, o.out / "audit.png", title=o.file.stem)
     o.code = VIOLATED if any(row.is_violated for row in rows) else 0
-    sure = f"{100 * o.confidence:.10g}% confidence each"
     lines = []
     for row in rows:  # claims are rounded up, audited bounds down
         rdp = "" if row.claimed_rdp is None else f" ({upward(row.claimed_rdp)} RDP)"
@@ -62,15 +74,11 @@ def do_audit(o: Options) -> list[str]:
         else:
             verdict = f"the claim of {claimed} is not disproved: {shown}"
         lines += [f"{head}{claimed}{rdp}", f"  {verdict}"]
-    return [*lines, f"{sure}; written: {o.out}"]
+    return [*lines, f"{100 * o.confidence:.10g}% confidence each; written: {o.out}"]
 
 
 def _mechanism(o: Options) -> list[report.AuditRow]:
     """Simulates the mechanism of a request."""
-    if o.privacy_unit is not None:
-        raise ValueError(
-            "--privacy-unit is for the config of a run; a request names its own"
-        )
     request = read_request(o.file, EpsilonRequest, delta=o.delta, num_steps=o.num_steps)
     if request.delta is None:
         raise ValueError("delta must be given, by --delta or in the file")
@@ -93,19 +101,14 @@ def _mechanism(o: Options) -> list[report.AuditRow]:
             num_steps=None if steps is None else int(steps),
             num_draws=draws,
             on_draws=progress.advance,
-            **_chosen(o),
+            confidence=o.confidence,
+            seed=o.seed,
         )
     return report.release_rows(o.file.stem, audit, "two data sets, drawn")
 
 
-def _chosen(o: Options) -> dict[str, Any]:
-    return {"confidence": o.confidence, "seed": o.seed}
-
-
 def _canaries(o: Options) -> list[report.AuditRow]:
     """Trains with canaries, as the training config describes."""
-    if o.delta is not None:
-        raise ValueError("--delta is for --kind mechanism; a run names its own")
     use_all_cores()
     # Imported here: Flax costs a second.
     from jaxdp_episodic.trainer.audit.training import audit_run, training_of_config
@@ -115,17 +118,16 @@ def _canaries(o: Options) -> list[report.AuditRow]:
     )
     if o.kind == "step":
         return _step(o, training)
-    if o.draws is not None:
-        raise ValueError(f"--draws is not for --kind {o.kind}; give --canaries")
     total = o.num_steps or training.budget.num_steps
     with ProgressBar(standard_error(), "steps", total) as progress:
         audit = audit_run(
             training,
             kind=o.kind,
-            num_canaries=o.canaries,
+            num_canaries=_CANARIES if o.canaries is None else o.canaries,
             num_steps=o.num_steps,
             on_step=lambda taken, _: progress.show(taken),
-            **_chosen(o),
+            confidence=o.confidence,
+            seed=o.seed,
         )
     guesses = audit.guesses
     canaries = f"{guesses.num_canaries} {audit.kind} canaries ({audit.privacy_unit})"
@@ -139,11 +141,9 @@ def _step(o: Options, training: Any) -> list[report.AuditRow]:
     # Imported here: Flax costs a second.
     from jaxdp_episodic.trainer.audit.training import audit_statistics, audit_steps
 
-    if o.num_steps is not None:
-        raise ValueError("--num-steps is not for --kind step; give --draws")
     draws = _STEP_DRAWS if o.draws is None else o.draws
-    before, how = len(training.budget.before), {"num_draws": draws, **_chosen(o)}
-    rows = []
+    how = {"num_draws": draws, "confidence": o.confidence, "seed": o.seed}
+    rows, before = [], len(training.budget.before)
     if training.start is not None:
         with ProgressBar(standard_error(), "releases", 2 * draws) as progress:
             found = audit_statistics(training, on_draws=progress.advance, **how)

@@ -213,7 +213,7 @@ Test a claimed epsilon: measure a lower bound by simulation or with canaries.
   [--kind mechanism|step|gradient|input]  Simulate the mechanism (default of a request),
       repeat a step with a canary (default of a run), or train with canaries.
   [--draws INT]  Simulations, or steps, with the unit; default: 20,000, or 2,000 steps.
-  [--canaries INT = 100]  Canaries in a run (gradient, input).
+  [--canaries INT]  Canaries in a run (gradient, input); default: 100.
   [--num-steps INT]  Number of steps; default: the file's.
   [--delta FLOAT]  Delta; default: the file's (mechanism).
   [--privacy-unit LEVEL]  Privacy unit to audit; default: the run's.

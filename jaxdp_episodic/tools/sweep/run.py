@@ -475,11 +475,11 @@ class RayEngine:
     max_retries: int = 5  # of a task whose worker was lost
 
     def __post_init__(self) -> None:
-        for name in ("num_cpus", "num_gpus"):
-            value = _validation.nonnegative_array(name, getattr(self, name))
-            if not np.isfinite(value):
+        needs = {"--ray-cpus": self.num_cpus, "--ray-gpus": self.num_gpus}
+        for name, value in needs.items():
+            if not np.isfinite(_validation.nonnegative_array(name, value)):
                 raise ValueError(f"{name} must be finite, got {value}")
-        _validation.integer_array("max_retries", self.max_retries, minimum=0)
+        _validation.integer_array("--ray-retries", self.max_retries, minimum=0)
 
     def __call__(self, sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
         """Yields one result per chunk."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from jaxdp_episodic.accountant.questions import tuning
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM, NONE, SCALED
+from jaxdp_episodic.trainer.data import fields
 from jaxdp_episodic.trainer.data.splits import TRAIN
 
 # Most combinations of values that change a run's cost; each needs a calibration.
@@ -28,6 +29,7 @@ _FIXED = ("epsilon", "delta", "data", "evaluation", "seed", "version", "type")
 # Keys of the run, and of its start, that a run of statistics alone must not have.
 _OF_STEPS = ("model", "l2_clip_norm", "clipping", "num_steps", "normalizer")
 _OF_A_START = ("kind", "share")
+_finite = fields.within(-math.inf, math.inf, "()", rule="be a finite number")
 _DIMENSIONS = 128  # largest number that a search around a config tries, as in `plan`
 
 
@@ -50,17 +52,14 @@ class Choice(Spec):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Integers(Spec):
+class Integers(fields.CheckedSpec):
     """A whole number from ``low`` to ``high``, both included."""
 
-    low: int
-    high: int
+    low: Annotated[int, fields.whole(-(2**53))]
+    high: Annotated[int, fields.whole(-(2**53))]
 
-    def __post_init__(self) -> None:
-        for name in ("low", "high"):
-            if type(getattr(self, name)) is not int:
-                raise TypeError(f"{name} must be a whole number, got {self!r}")
-            _validation.integer_array(name, getattr(self, name), minimum=-(2**53))
+    def check_values(self) -> None:
+        """Refuses an empty range."""
         if self.low > self.high:
             raise ValueError(f"low must be at most high, got {self.low}, {self.high}")
 
@@ -75,17 +74,14 @@ class Integers(Spec):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Uniform(Spec):
+class Uniform(fields.CheckedSpec):
     """A number between ``low`` and ``high``."""
 
-    low: float
-    high: float
+    low: Annotated[float, _finite]
+    high: Annotated[float, _finite]
 
-    def __post_init__(self) -> None:
-        for name in ("low", "high"):
-            value = _validation.real_array(name, getattr(self, name))
-            if value.ndim or not np.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, got {self!r}")
+    def check_values(self) -> None:
+        """Refuses an empty range."""
         if not self.low < self.high:
             raise ValueError(f"low must be below high, got {self.low!r}, {self.high!r}")
 
@@ -97,8 +93,9 @@ class Uniform(Spec):
 class LogUniform(Uniform):
     """A number between ``low`` and ``high``, both > 0, with a uniform logarithm."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_values(self) -> None:
+        """Refuses a range with numbers that have no logarithm, or an empty one."""
+        super().check_values()
         if not self.low > 0:
             raise ValueError(f"low must be > 0, got {self.low!r}")
 
@@ -112,38 +109,42 @@ Distribution = Choice | Integers | Uniform | LogUniform
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SearchSettings(Spec):
+class SearchSettings(fields.CheckedSpec):
     """The target of a search, its number of runs, and the score that decides."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "trials": (tuning.NegativeBinomialTrials, tuning.PoissonTrials)
     }
 
-    delta: float  # of the whole search, in (0, 1)
+    delta: Annotated[float, fields.within(0.0, 1.0, "()")]  # of the whole search
     trials: tuning.Trials  # the distribution of the number of runs
-    split: str = "validation"  # the run with the best score on this part is released
+    split: fields.Text = (
+        "validation"  # the run with the best score on this part is released
+    )
     # Must be true, so that scores are post-processing of the private models. Scores on
     # private held-out data would disclose these.
     held_out_is_public: bool = False
-    epsilon: float | None = None  # of the whole search; that of each run is calibrated
-    run_epsilon: float | None = None  # of each run; that of the search is computed
+    # of the whole search; that of each run is calibrated
+    epsilon: fields.Positive | None = None
+    run_epsilon: fields.Positive | None = (
+        None  # of each run; that of the search is computed
+    )
 
-    def __post_init__(self) -> None:
-        if _validation.open_unit_array("delta", self.delta).ndim or self.trials.shape:
-            raise ValueError("delta and the fields of trials must be single numbers")
+    def check_values(self) -> None:
+        """Refuses several settings, no target, and held-out data that are private."""
+        if self.trials.shape:
+            shown = _validation.shown(self.trials)
+            raise ValueError(f"fields of trials must be single numbers, got {shown}")
         if (self.epsilon is None) == (self.run_epsilon is None):
             raise ValueError(
                 "give exactly one of epsilon (of the whole search) and run_epsilon (of "
                 f"each run), got {'neither' if self.epsilon is None else 'both'}"
             )
-        for name in ("epsilon", "run_epsilon"):
-            value = getattr(self, name)
-            if value is not None and _validation.positive_array(name, value).ndim:
-                raise ValueError(f"{name} must be one number, got {value!r}")
         if self.held_out_is_public is not True:
             raise NotImplementedError(
-                "held_out_is_public must be true: no theorem covers a choice by scores "
-                "on private held-out data"
+                "held_out_is_public must be true, as no theorem covers a choice by "
+                "scores on private held-out data, got "
+                f"{_validation.shown(self.held_out_is_public)}"
             )
 
 
@@ -252,9 +253,8 @@ def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
         mapping["held_out_is_public"] = True
     tables = {}
     for name in ("hyperparameters", "run"):
-        tables[name] = mapping.pop(name, None)
-        if not isinstance(tables[name], dict):
-            raise ValueError(f"missing table {name!r}")
+        table = mapping.pop(name, None)
+        tables[name] = _validation.instance(name, table, dict, "a table of keys")
     distributions = {}
     for name, table in tables["hyperparameters"].items():
         where = f"hyperparameters.{name}"

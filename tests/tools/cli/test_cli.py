@@ -240,7 +240,7 @@ def test_errors_are_one_line(call, content, complaint):
         ("log .", "has no run.sqlite: give the folder of a run"),
         ("epsilon configs/omniglot_blocks.toml", "is for `calibrate`"),
         ("epsilon configs/demo.toml", "a training config, for `train`, `report`"),
-        ("audit configs/omniglot.toml --out . --draws 0", "--draws must be at least"),
+        ("audit configs/omniglot.toml --out . --draws 0", "--draws must be a whole"),
         ("--print-completion fish", "unknown shell 'fish' (see"),
     ],
 )

@@ -416,8 +416,9 @@ def test_memory_of_millions_of_settings(tmp_path, settings, kinds, zipped):
 
 
 def test_options_are_checked():
-    for name in ("num_cpus", "num_gpus", "max_retries"):
-        with pytest.raises(ValueError, match=f"{name} must be"):
+    options = {"num_cpus": "cpus", "num_gpus": "gpus", "max_retries": "retries"}
+    for name, option in options.items():
+        with pytest.raises(ValueError, match=f"--ray-{option} must be"):
             RayEngine(**{name: -1})
 
 

@@ -149,6 +149,8 @@ def test_a_run_of_statistics_alone_cannot_be_audited_by_gradients(tmp_path, caps
     [
         ("request", ["--draws", "7"], "--draws"),
         ("request", ["--privacy-unit", "user"], "--privacy-unit"),
+        ("request", ["--canaries", "9"], "--canaries is for --kind gradient or input"),
+        ("request", ["--seed", "-1"], "--seed must be"),
         ("request", ["--kind", "gradient"], "config"),
         ("run", ["--kind", "step", "--num-steps", "3"], "--num-steps"),
         ("run", ["--kind", "gradient", "--draws", "3"], "--draws"),

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_627,
+    "jaxdp_episodic": 65_626,
     "jaxdp_episodic/accountant/describe": 4_062,
     "jaxdp_episodic/accountant/losses": 5_313,
     "jaxdp_episodic/accountant/methods": 6_454,
@@ -337,7 +337,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/audit": 1_935,
     "jaxdp_episodic/tools/requests": 816,
     "jaxdp_episodic/tools/sweep": 1_202,
-    "jaxdp_episodic/tools/plan": 2_205,
+    "jaxdp_episodic/tools/plan": 2_204,
     "jaxdp_episodic/tools/plots": 1_239,
     "jaxdp_episodic/tools/book": 1_187,
     "jaxdp_episodic/tools/train": 1_327,

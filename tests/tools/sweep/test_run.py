@@ -416,9 +416,8 @@ def test_memory_of_millions_of_settings(tmp_path, settings, kinds, zipped):
 
 
 def test_options_are_checked():
-    options = {"num_cpus": "cpus", "num_gpus": "gpus", "max_retries": "retries"}
-    for name, option in options.items():
-        with pytest.raises(ValueError, match=f"--ray-{option} must be"):
+    for name in ("num_cpus", "num_gpus", "max_retries"):
+        with pytest.raises(ValueError, match=f"--ray-{name[4:]} must be"):
             RayEngine(**{name: -1})
 
 

@@ -46,6 +46,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     taken,
     while_each,
 )
+from jaxdp_episodic.accountant.numerics.quadrature import SIZES
 
 # Shift beyond which no order has a moment that small losses dominate.
 _LARGE_SHIFT = 1e3
@@ -148,10 +149,11 @@ def _log_excess(loss: Any, t: Array, rule: MomentRule) -> tuple[Array, ...]:
 
 # Quadrature of the answer: relative error 1e-10 in rdp.
 FINE = Quadrature(32, 16)
-_ANSWER = MomentRule(LARGER, FINE)
 # Quadrature of the search for the order: it resolves the phase transition of the
 # sampled Gaussian, a cliff of L(t) with the best order at its foot.
 COARSE = Quadrature(16, 10)
+# The same for JAX, which compiles one program for both, with as many panels.
+_TRACED = tuple(Quadrature(20, nodes) for nodes in reversed(SIZES))
 
 
 # Trapezoidal rules in place of these, if every mechanism has one. With 32 nats a moment
@@ -160,17 +162,10 @@ LATTICE = Quadrature(0, 0, 40.0)
 _COARSE_LATTICE = Quadrature(0, 0, 18.0)
 
 
-class _NewtonRule(NamedTuple):
-    """How log t is searched: in three or four steps usually, in dozens at a cliff."""
-
-    quadrature: Quadrature
-    most_steps: int
-    first_step: float  # largest first step; a long one might cross a cliff
-    tolerance: float  # error of log t after the last step
-
-
-_PANEL_SEARCH = _NewtonRule(COARSE, 48, 1.0, 1e-10)
-_LATTICE_SEARCH = _NewtonRule(_COARSE_LATTICE, 40, 1.0, 1e-9)
+# Largest number of Newton steps for log t: three or four usually, dozens at a cliff.
+_MOST_STEPS = 48
+_FIRST_STEP = 1.0  # largest first step; a long one might cross a cliff
+_TOLERANCE = 1e-9  # error of log t after the last step
 _NARROW = 1e-9  # width of a bracket of log t that ends the search
 # Largest logarithm of the derivative over its target for a last step.
 _CLOSE = 0.1
@@ -276,14 +271,14 @@ def _search(
     """Returns the t that minimises the objective, and `log_moment` there."""
     # Newton's method in log t for the objective's derivative, which increases, within a
     # bracket. Any order gives a valid bound, so an error of the search only raises it.
-    xp = namespace(groups[0].count)
+    xp, tolerance = namespace(groups[0].count), _LOOSE if loose else _TOLERANCE
     example = groups[0].count[0]
     block = block or example.size
     low = xp.full_like(example, _LOG_T_RANGE[0])
     high = xp.broadcast_to(xp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
-    rule, end = _PANEL_SEARCH, high + 1
+    end, rules = high + 1, (FINE, COARSE) if xp is np else _TRACED
     if on_lattice:
-        rule = _LATTICE_SEARCH
+        rules = LATTICE, _COARSE_LATTICE
         end = _log_lattice_end(groups)
         high = xp.minimum(high, end)
     log_t = xp.clip(first_order(groups, budget), low, high)
@@ -291,21 +286,22 @@ def _search(
         known = near > 1
         log_t = np.where(known, np.log(np.where(known, near, 2.0) - 1), log_t)
         log_t = np.clip(log_t, low, high)
-    if loose:
-        rule = rule._replace(tolerance=_LOOSE)
 
     def improve(
         given: tuple[Array, tuple[Group, ...], Array], state: _Search
     ) -> _Search:
         target, groups, end = given
         log_t, low, high = state.log_t, state.low, state.high
-        t, quadrature = xp.exp(log_t), rule.quadrature
-        if on_lattice:
-            nats = xp.where(
-                xp.any(state.is_answer), LATTICE.lattice, quadrature.lattice
-            )
-            quadrature = quadrature._replace(lattice=nats)
-        moment = log_moment(t, groups, MomentRule(LARGER, quadrature, True))
+        t, answers, (fine, coarse) = xp.exp(log_t), xp.any(state.is_answer), rules
+        if xp is np:
+            rule = MomentRule(LARGER, fine if answers else coarse, not answers)
+        else:
+            pairs = zip(fine[1:], coarse[1:], strict=True)
+            size = (xp.where(answers, *pair) for pair in pairs)
+            rule = MomentRule(LARGER, Quadrature(fine.num_panels, *size), True)
+        moment = log_moment(t, groups, rule)
+        if not rule.with_derivatives:
+            return state._replace(settled=state.is_answer, value=moment[0])
         cost = objective(target, t, moment[0])
         value, slope = residual(target, t, *moment)
         better = cost < state.best
@@ -313,7 +309,7 @@ def _search(
         low = xp.where(too_high, low, log_t)
         high = xp.where(too_high, log_t, high)
         # Near a cliff the slope of the part behind it would stop the search far away.
-        most = xp.clip(2 * xp.abs(state.step), rule.first_step, 4.0)
+        most = xp.clip(2 * xp.abs(state.step), _FIRST_STEP, 4.0)
         step = xp.clip(-value / xp.maximum(slope, 0.05), -most, most)
         proposal = log_t + xp.where(xp.isfinite(step), step, -1.0)
         inside = (proposal > low) & (proposal < high)
@@ -326,7 +322,7 @@ def _search(
         newton = -value / slope
         near = log_t + newton
         last = (near > low) & (near < high) & (xp.abs(value) < _CLOSE)
-        last &= newton * newton * xp.maximum(slope, 1.0) < rule.tolerance
+        last &= newton * newton * xp.maximum(slope, 1.0) < tolerance
         best = xp.where(better, log_t, state.best_log_t)
         # The best order needs more nodes than there are, or another scale.
         beyond = log_t + step >= end
@@ -356,21 +352,20 @@ def _search(
         )
 
     def unfinished(state: _Search) -> Array:
-        return (state.count < rule.most_steps) & ~state.settled
+        return (state.count < _MOST_STEPS) & ~state.settled
 
     # Without steps all orders are equally good.
     idle = xp.asarray(sum(xp.sum(group.count, axis=0) for group in groups)) == 0
     none, worst = xp.zeros_like(log_t), xp.full_like(log_t, xp.inf)
     ends = low, high, worst, log_t, idle
     state = _Search(none, log_t, none, *ends, xp.zeros_like(idle), none)
-    last, given = answered if on_lattice else None, (target, groups, end)
-    state = while_each(xp, unfinished, improve, given, state, block, last)
-    t = xp.exp(state.best_log_t)
+    given = target, groups, end
+    state = while_each(xp, unfinished, improve, given, state, block, answered)
+    t, value = xp.exp(state.best_log_t), state.value
     if on_lattice:
-        found = (state.best_log_t < end) & xp.isfinite(state.value)
-        return t, xp.where(found | idle, state.value, xp.nan)
-    moment = functools.partial(log_moment, rule=_ANSWER)
-    return t, *by_blocks(moment, (t, groups), block)
+        found = (state.best_log_t < end) & xp.isfinite(value)
+        value = xp.where(found | idle, value, xp.nan)
+    return t, value
 
 
 def _log_lattice_end(groups: tuple[Group, ...]) -> Array:

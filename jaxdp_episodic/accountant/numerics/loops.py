@@ -100,22 +100,6 @@ def where_needed(
     return value
 
 
-def scan(
-    xp: Any, body: Callable[[Any, Any], Any], value: Any, rows: tuple[Any, ...]
-) -> Any:
-    """Applies ``value = body(value, (a[i], b[i], …))`` for every row i of arrays."""
-    if xp is not np:
-        from jax import lax
-
-        def step(value: Any, row: Any) -> tuple[Any, None]:
-            return turned(body(turned(value), row)), None
-
-        return turned(lax.scan(step, turned(value), rows)[0])
-    for row in zip(*rows, strict=True):
-        value = body(value, row)
-    return value
-
-
 def turned(tree: Any) -> Any:
     """What a loop in JAX carries from pass to pass: on the CPU transposed arrays."""
     # LLVM does not vectorize a loop that overwrites an array it reads (5 times slower).

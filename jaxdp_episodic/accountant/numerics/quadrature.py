@@ -11,9 +11,10 @@ import numpy as np
 
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
+    at,
     computed_once,
+    fori_loop,
     namespace,
-    scan,
 )
 
 # Half the number of real multiplications from which BLAS uses several threads. These
@@ -23,6 +24,8 @@ _SINGLE_THREADED = 2**17
 _SINGLE_THREADED_COMPLEX = 2**15
 # Least number of rows of a block: with fewer, products take several times as long.
 _LEAST_ROWS = 8
+# Numbers of nodes per panel of a search and of its answer.
+SIZES = 8, 32
 
 
 @functools.cache
@@ -37,14 +40,17 @@ def integrate_panels(
     lefts: Array,
     rights: Array,
     *,
-    nodes_per_panel: int,
+    nodes_per_panel: Array,
 ) -> tuple[Array, ...]:
-    """Integrals over all panels of each setting, one for each returned function."""
+    """Integrals over all panels of each setting, one for each returned function.
+
+    JAX may trace the number of nodes, which then is one of `SIZES`.
+    """
     xp = namespace(lefts, rights)
     width = rights - lefts
-    nodes, weights = gauss_legendre(nodes_per_panel)
     if xp is np:
         # All nodes at once: few calls of NumPy.
+        nodes, weights = gauss_legendre(int(nodes_per_panel))
         column = (-1,) + (1,) * lefts.ndim
         values = integrand(lefts + width * nodes.reshape(column))
         weights = weights.reshape(column) * width
@@ -53,18 +59,22 @@ def integrate_panels(
 
     # One node after another, of all panels at once: arrays that fit the cache, in one
     # program for any number of nodes.
-    def add_node(totals: tuple[Array, ...] | None, rule: tuple[Array, Array]):
-        node, weight = rule
-        values = integrand(lefts + width * node)
-        if totals is None:
-            return tuple(weight * value for value in values)
-        return tuple(
-            total + weight * value for total, value in zip(totals, values, strict=True)
-        )
+    import jax
 
-    first = add_node(None, (nodes[0], weights[0]))
-    rule = (xp.asarray(nodes[1:]), xp.asarray(weights[1:]))
-    totals = scan(xp, add_node, first, rule)
+    if isinstance(nodes_per_panel, int):
+        rule = xp.stack(gauss_legendre(nodes_per_panel))
+    else:
+        few, rule = map(np.stack, map(gauss_legendre, SIZES))
+        few = np.pad(few, ((0, 0), (0, SIZES[1] - SIZES[0])))
+        rule = xp.where(nodes_per_panel > SIZES[0], rule, few)
+
+    def add_node(k: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        node, weight = at(rule.T, k)
+        pairs = zip(totals, integrand(lefts + width * node), strict=True)
+        return tuple(total + weight * value for total, value in pairs)
+
+    start = jax.tree.map(xp.zeros_like, jax.eval_shape(integrand, lefts))
+    totals = fori_loop(xp, 0, nodes_per_panel, add_node, start)
     return tuple(xp.sum(width * total, axis=0) for total in totals)
 
 

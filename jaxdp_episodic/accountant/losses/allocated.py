@@ -145,8 +145,7 @@ def by_setting(
 # --- Finite pairs that dominate, or are dominated, in any composition ---
 
 _CACHED = 256  # settings whose pairs are cached, for each kind
-# Number of losses of the coarser pair from which moments are computed.
-_FEW_LOSSES = 512
+_FEW_LOSSES = 512  # of the coarser pair from which moments are computed
 # Bound of the error of a loss, the log of a rounded ratio, over 1 + its size.
 _LOSS_ERROR = 4e-16
 
@@ -347,10 +346,8 @@ class AllocatedGaussianLoss(AllocatedLoss):
 
 # --- A contribution that changes its sign: bounds of a convex profile D ---
 
-# Numbers of losses that are skipped by the chords from which lower lines follow.
-_BASES = (1, 2, 4, 8, 16, 32)
-# Lower bounds are 0 at this multiple of the last g, at the latest.
-_LAST_RATIO = 1e3
+_BASES = (1, 2, 4, 8, 16, 32)  # losses skipped by the chords of lower lines
+_LAST_RATIO = 1e3  # lower bounds are 0 at this multiple of the last g, or before
 _LEAST_SLOPE = 1e-300  # of the last line of lower bounds; positive
 
 
@@ -364,11 +361,9 @@ def _bounding_rows(
     g, low, high = np.exp(u), np.fmax(low, 0.0), np.fmin(high, 1.0)
     low = low * (1 - GAIN_ROUNDING)
     high = np.minimum.accumulate(high) * (1 + GAIN_ROUNDING)
-    if above > 0:
-        # D is convex in g, so chords between upper bounds are upper bounds.
-        g, value = _convex(g, high)
-    else:
-        g, value = _convex(*_below_chords(g, low, high))
+    # D is convex in g, so chords between upper bounds are upper bounds.
+    ends = (g, high) if above > 0 else _below_chords(g, low, high)
+    g, value = _convex(*ends)
     # The rounding error of the pair's probabilities.
     value = value * (1 + GAIN_ROUNDING if above > 0 else 1 - GAIN_ROUNDING)
     infinite = float(value[-1])
@@ -413,22 +408,27 @@ def _below_chords(
         run = g[base:] - g[:-base]
         slope[base:] = np.fmax(slope[base:], (low[base:] - high[:-base]) / run)
         back[:-base] = np.fmin(back[:-base], (high[base:] - low[:-base]) / run)
-    first = size - 1
-    left, right = g[first:-2], g[first + 1 : -1]
-    start, end = low[first:-2], low[first + 1 : -1]
-    from_left, from_right = slope[first:-2], back[first + 1 : -1]
+    g, low, slope, back = (x[size - 1 :] for x in (g, low, slope, back))
+    # Slopes rise, so the lines that begin at a g are below D at all others too.
+    slope, back = np.maximum.accumulate(slope), np.minimum.accumulate(back[::-1])[::-1]
+    gaps, kept = np.diff(g), 1 - GAIN_ROUNDING
+    for i in range(1, len(g)):
+        low[i] = max(low[i], low[i - 1] * kept + slope[i - 1] * gaps[i - 1])
+    for i in range(len(g) - 1, 0, -1):
+        low[i - 1] = max(low[i - 1], low[i] * kept - back[i] * gaps[i - 1])
+    left, right, start, end = g[:-2], g[1:-1], low[:-2], low[1:-1]
+    from_left, from_right = slope[:-2], back[1:-1]
     bend = from_right - from_left
     with np.errstate(divide="ignore", invalid="ignore"):
         x = left + (start - end + from_right * (right - left)) / bend
     x = np.where(bend > 0, np.clip(x, left, right), right)
     y = np.maximum(start + from_left * (x - left), end + from_right * (x - right))
     # In the last cell and beyond it a single line down to 0; a steeper one is lower.
-    steepest = max(
-        -float(slope[-2]), float(low[-2] / (_LAST_RATIO * g[-1])), _LEAST_SLOPE
-    )
+    least = float(low[-2] / (_LAST_RATIO * g[-1]))
+    steepest = max(-float(slope[-2]), least, _LEAST_SLOPE)
     last = g[-2] + low[-2] / steepest
-    places = np.concatenate([g[first:-1], x, [last]])
-    values = np.concatenate([low[first:-1], np.maximum(y, 0.0), [0.0]])
+    places = np.concatenate([g[:-1], x, [last]])
+    values = np.concatenate([low[:-1], np.maximum(y, 0.0), [0.0]])
     order = np.argsort(places, kind="stable")
     return places[order], values[order]
 

@@ -176,8 +176,8 @@ class Ledger:
         self._session, self.mark = store.session, store.mark
         for number in range(found + 1, self.charged + 1):
             store.charge(*self._kind(number))
-        self._store, self.mark = store, store.mark
         try:
+            self._store, self.mark = store, store.mark
             yield
         finally:
             self._store = None

@@ -101,16 +101,16 @@ def held(folder: Path) -> Iterator[None]:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Locks a folder as `held` does; nested calls lock it once."""
-    path = folder.resolve()
-    if path in _held.get():
+    path, before = folder.resolve(), _held.get()
+    if path in before:
         yield
         return
     with held(folder):
-        token = _held.set(_held.get() | {path})
         try:
+            _held.set(before | {path})
             yield
         finally:
-            _held.reset(token)
+            _held.set(before)
 
 
 _open: set[Path] = set()  # folders of the runs that trainers of this process have open
@@ -125,8 +125,8 @@ def alone(folder: Path) -> Iterator[Path]:
             f"the run in {folder} is open in another trainer of this process: close "
             "that trainer, or wait for the end of its train"
         )
-    _open.add(path)
     try:
+        _open.add(path)
         yield folder / STORE
     finally:
         _open.discard(path)

@@ -595,8 +595,8 @@ class Trainer:
                 self._main.draws.erase_secrets(store, self.num_steps_taken)
                 self.save(store)
                 store.drop_log(self.num_steps_taken)
-                self._store = store
                 try:
+                    self._store = store
                     yield store
                 finally:
                     self._store = None

@@ -202,6 +202,7 @@ def test_two_threads_do_not_share_a_charge(monkeypatch):
     assert len(witness.noise) == run.num_steps_taken == run.num_steps_charged == 2
 
 
+@pytest.mark.slow
 def test_a_resume_interrupted_at_any_line_draws_no_new_epoch(tmp_path):
     """A unit could take part in the running one twice."""
     train_until(2, plain_trainer(step=BINS, seed=None), tmp_path)

@@ -589,8 +589,7 @@ def test_commits_survive_a_power_failure(path):
 
 
 def test_network_file_systems_have_no_write_ahead_log(tmp_path, monkeypatch):
-    mounts = tmp_path / "mounts"
-    folder = tmp_path / "a b"
+    mounts, folder = tmp_path / "mounts", tmp_path / "a b"
     folder.mkdir()
     remote = f"server:/home {folder} nfs4".replace("a b", "a\\040b")
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\n{remote} rw 0 0\n")

@@ -216,7 +216,7 @@ def _canonical(place: str, value: Any) -> Any:
     """Converts a traced number, exactly, to a type that callbacks can pass."""
     import jax
 
-    value = gathered(value)  # for one callback
+    value = jax.numpy.array(gathered(value))  # for one callback; JAX's under vmap too
     is_a = functools.partial(jax.numpy.issubdtype, value.dtype)
     if not (is_a(np.floating) or is_a(np.integer)):
         raise TypeError(

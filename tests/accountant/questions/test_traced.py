@@ -164,10 +164,10 @@ def test_other_types_are_refused_by_name(number, message) -> None:
 
 
 def test_batches_and_scans_equal_their_settings() -> None:
-    rates = float32(0.01, 0.02)
+    rates = np.float32([0.01, 0.02])  # vmap also maps over NumPy's constants
     true = on_host(NOISES[:, None], rates)
-    grid = jax.vmap(jax.vmap(epsilon, (None, 0)), (0, None))(NOISES, rates)
-    np.testing.assert_allclose(grid, true, rtol=2e-7)
+    grid = jax.vmap(jax.vmap(epsilon, (None, 0)), (0, None))
+    np.testing.assert_allclose(jax.jit(lambda: grid(NOISES, rates))(), true, rtol=2e-7)
     np.testing.assert_allclose(epsilon(NOISES[:, None], rates), true, 2e-7)
     by_steps = jax.vmap(lambda n: epsilon(0.8, num_steps=n, method="rdp"))
     true = on_host(0.8, num_steps=np.arange(3), method="rdp")

@@ -9,6 +9,7 @@ chooses by design and protected unit, `one_contribution` by relation and scheme,
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -53,6 +54,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import Rate, real_log_mixture
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.numerics.loops import map_arrays
 from jaxdp_episodic.accountant.questions import contribution_pairs as rows
 from jaxdp_episodic.accountant.questions.contribution_pairs import (
     ALWAYS,
@@ -88,11 +90,37 @@ def runs_of_parts(
 ) -> tuple[Run, ...]:
     """Returns one run for each theorem; counts may be real numbers."""
     parts = [_uses(*part) for part in zip(steps, counts, strict=True)]
+    parts = _on_all_paths(steps, parts)
     runs = []
     for theorem in range(max(map(len, parts))):
         uses = [use for part in parts for use in part[min(theorem, len(part) - 1)]]
         runs.append(Run(*zip(*uses, strict=True)))
     return tuple(runs)
+
+
+def _on_all_paths(steps: Sequence[OneStep], parts: list[Any]) -> list[list[Uses]]:
+    """Combines every path of the tree with every size of the data set.
+
+    Truncated samples have the sizes of both neighbours on the path axis.
+    """
+    kind = releases.TruncatedPoissonRelease
+    axes = [isinstance(s, kind) and np.asarray(s.population).tobytes() for s in steps]
+    if len(set(axes)) == 1:
+        return parts
+    sizes = dict.fromkeys(axes, 1)
+    for axis, part in zip(axes, parts, strict=True):
+        arrays = (array for uses in part for use in uses for array in use)
+        sizes[axis] = max(sizes[axis], *(array.shape[-1] for array in arrays))
+    grid = np.indices(tuple(sizes.values())).reshape(len(sizes), -1)
+    places = dict(zip(sizes, grid, strict=True))
+
+    def placed(field: np.ndarray, place: np.ndarray) -> np.ndarray:
+        return field[..., place] if np.shape(field)[-1:] not in ((), (1,)) else field
+
+    return [
+        map_arrays(functools.partial(placed, place=places[axis]), part)
+        for axis, part in zip(axes, parts, strict=True)
+    ]
 
 
 def _uses(step: OneStep, num_steps: ArrayLike) -> list[Uses]:

@@ -14,7 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.menu import MOST_BUDGET, Menu, parts_of
-from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
+from jaxdp_episodic.accountant.describe.step import (
+    ComposedSteps,
+    compose,
+    parts_of as parts_of_run,
+)
 from jaxdp_episodic.accountant.methods.adaptive.method import (
     AT_MOST,
     Solver,
@@ -26,7 +30,7 @@ from jaxdp_episodic.accountant.methods.adaptive.method import (
 from jaxdp_episodic.accountant.methods.adaptive.problem import Graph, Problem, explored
 from jaxdp_episodic.accountant.methods.run import DeltaAt, Interval, Question, Run
 from jaxdp_episodic.accountant.questions import api
-from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of, runs_of_parts
 from jaxdp_episodic.accountant.questions.worst_path import rounded_up, undominated_paths
 
 # Largest number of paths that are solved one by one; with more, rates are rounded up to
@@ -302,8 +306,15 @@ def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Proble
 def _runs_by_theorem(game: Game) -> Iterator[tuple[Run, ...]]:
     """Yields for each theorem the runs of all steps, repeating a step's last one."""
     each = [all_runs(step) for step in game.steps]
-    for theorem in range(max(map(len, each))):
-        yield tuple(some[min(theorem, len(some) - 1)] for some in each)
+    steps, counts = zip(*(parts_of_run(step, 1) for step in game.steps), strict=True)
+    joint = runs_of_parts(sum(steps, ()), sum(counts, ()))  # on the paths of all
+    for theorem, whole in enumerate(joint):
+        runs, uses = [], list(whole.uses)
+        for some in each:
+            own = len(some[min(theorem, len(some) - 1)].losses)
+            runs.append(Run(*zip(*uses[:own], strict=True)))
+            del uses[:own]
+        yield tuple(runs)
 
 
 def least_of_theorems(game: Game, of_path: Callable[[Problem], Any]) -> Any:

@@ -165,3 +165,30 @@ def test_no_draw_and_no_noise():
     for method in ("exact", "pld", "rdp"):
         assert jde.epsilon(empty, method=method, **run) == 0
         assert math.isinf(jde.epsilon(bare, method=method, **run))
+
+
+@pytest.mark.parametrize("sizes", [[5, 20], [20, 5], [5, 20, 9]])
+def test_each_path_of_a_tree_meets_each_size_of_the_data_set(sizes):
+    """Regression: the first path met one size alone, and the second the other."""
+    cut = jde.TruncatedPoissonRelease(
+        1.0, sampling_probability=0.3, batch_size=2, population=3
+    )
+    steps = [
+        jde.GaussianStep(
+            jde.MultistageSampling(
+                jde.Poisson("class", sampling_probability=0.5),
+                jde.WithoutReplacement("example", size=2),
+            ),
+            noise_multiplier=1.0,
+            clip_unit="class",
+            population=jde.Population.from_sizes(some),
+        )
+        for some in (sizes, [5])
+    ]
+    runs = [jde.compose((step, 3), (cut, 3)) for step in steps]
+    found, worst = (jde.epsilon(run, delta=1e-5, method="rdp") for run in runs)
+    assert found == pytest.approx(worst, rel=1e-12)
+    prices = {"prices": {"tree": 2, "cut": 1}, "budget": 4}
+    runs = [jde.AdaptiveRun({"tree": step, "cut": cut}, **prices) for step in steps]
+    found, worst = (run.epsilon(delta=1e-3) for run in runs)
+    assert found == pytest.approx(worst, rel=1e-6)

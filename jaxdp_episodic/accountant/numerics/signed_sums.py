@@ -481,6 +481,7 @@ _MOST_FALL = 6.0  # of log D between nodes of a part of an epoch, by its slope s
 _LEAST_LOG_D = -42.0  # nodes end where log D is below it
 _MOST_NODES = 400
 _MOST_AT_ONCE = 8  # nodes whose sums are computed at once
+_MOST_APART = 1.0  # their distance: terms grow by e^{1/2} between them
 # Number of cells of the sums: at first, smallest and largest.
 _FIRST_CELLS = 320
 _FEWEST_CELLS = 96
@@ -610,17 +611,16 @@ def _nodes(profile: SignedProfile) -> tuple[list[Node], list[float]]:
     """Returns nodes as far apart as the target allows, and upper bounds of log D."""
     steps, count, shift = profile
     nodes: list[Node] = []
-    logs = [0.0]
+    logs, gains, log_d, last = [0.0], [0.0, 0.0], 0.0, 0.0
     u, step, cells = 0.0, 0.0, _FIRST_CELLS
     # Standard deviation of the loss for large noise.
     deviation = 2 * shift * math.sqrt(count) / steps
     apart = 2 * shift * _NODE_DISTANCE / math.sqrt(count)
     while True:
         # In a whole epoch the threshold is 0 at all u.
-        at, number = float(profile.threshold(u)), 1
-        if steps == count:
-            number = min(len(nodes) // 2 + 1, _MOST_AT_ONCE)
-        places, log_d, last, gains = u + step * np.arange(number), 0.0, 0.0, [0.0, 0.0]
+        most = min(len(nodes) // 2, int(_MOST_APART / max(step, 0.01)))
+        number = min(1 + most, _MOST_AT_ONCE) if steps == count else 1
+        at, places = float(profile.threshold(u)), u + step * np.arange(number)
         given = count, shift, 0.5 * places / shift, at
         every = [sinh_sums(*given, above=up, cells=cells) for up in (False, True)]
         for u, *sums in zip(places.tolist(), *every, strict=True):

@@ -443,7 +443,7 @@ def _prepare(
         z, direction = stored(xp, contour_points(xp, contour, y))
         weight = speed * step * xp.where(u > 0, 1.0, 0.5)
         power, error = stored(xp, mgf.log_powers(xp, z, groups, checked=True))
-        left, size = mgf.without_bulk(xp, z, power, bulk)
+        left, size = stored(xp, mgf.without_bulk(xp, z, power, bulk))
         whole = times(left, (weight * direction[0], weight * direction[1]))
         part, length = xp.hypot(*left), xp.hypot(*whole)
         error = error + _ROUNDING * (0.5 * bulk.variance * (z[0] * z[0] + z[1] * z[1]))

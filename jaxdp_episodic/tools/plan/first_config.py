@@ -42,10 +42,7 @@ QUERIES = 15  # per class, as usual in the field; fewer if a class has fewer
 ADD_REMOVE = "add_remove"
 ZERO_OUT = "zero_out"
 _EPSILONS = (1.0, 2.0, 4.0, 8.0)  # other targets, for which the heading states noise
-_HELD_OUT = (
-    "from the validation data, which are not protected; a release shows it, so better "
-    "state what was public before"
-)
+_HELD_OUT = "from validation data, not protected; released: better a public one"
 _BEFORE = "from the data: private unless it was public before"
 _WIDTH = 88  # characters of a line of comment
 _MOST_NAMED = 20  # duplicates that are named

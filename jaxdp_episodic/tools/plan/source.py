@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -138,15 +139,16 @@ def described_source(
         else:
             held_out = _shares(data, ways, notes, path)
             table |= held_out
-    if files is not None:  # the features of a listing are the places of its files
-        shares = {n: v for n, v in held_out.items() if isinstance(v, float)}
-        if shares:
-            split = ClassSplit(**shares, salt=table.get("split_salt", ""))
-            data = split.part(data, TRAIN)
-        files = [files[int(place)] for place in data.features]
     splits = (TRAIN, *(s for s in (VALIDATION, TEST) if s in held_out))
     read = spec_from_dict(SOURCES, {"version": 1, **table}, where="data")
-    parts = {split: read.load(split, base) for split in splits}
+    divided = getattr(read, "class_split", None)
+    if files is not None:  # the features of a listing are the places of its files
+        places = (divided.part(data, TRAIN) if divided else data).features
+        files = [files[int(place)] for place in places]
+    if files is None and all(isinstance(held_out[s], float) for s in splits[1:]):
+        parts = {s: divided.part(data, s) if divided else data for s in splits}
+    else:
+        parts = {split: read.load(split, base) for split in splits}
     if rotated:  # the training data are rotated after duplicates were left out
         parts |= {split: with_rotations(parts[split]) for split in splits[1:]}
     source = Source(layout, table | rotated, parts, shape, notes)
@@ -350,8 +352,7 @@ def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:
     if not found:
         raise ValueError(
             f"{path} must have a column of text or whole numbers with repeated values, "
-            "which names the classes (or tasks); give another by --label, of "
-            f"{list(cells)}"
+            f"the classes (or tasks); name another by --label, of {list(cells)}"
         )
     each = ", ".join(
         f"{name} ({len(set(cells[name]))} values in {len(cells[name])} records)"
@@ -369,7 +370,9 @@ def _numeric(
     """The columns of numbers, and those left out because they number the records."""
     features, left_out = [], []
     for name, column in cells.items():
-        odd = [row for row, cell in enumerate(column) if not _are_numbers([cell])]
+        odd = []
+        if not _are_numbers(column):
+            odd = [row for row, cell in enumerate(column) if not _are_numbers([cell])]
         if not odd and _number_records(column):
             left_out.append(f"{name}, which numbers the records")
         elif not odd:
@@ -405,7 +408,7 @@ def _records(path: Path, kinds: dict[str, str], used: Set[str]) -> list[Any]:
 
 def _are_numbers(cells: Sequence[Any]) -> bool:
     try:
-        return all(np.isfinite(float(cell)) for cell in cells)
+        return all(map(math.isfinite, map(float, cells)))
     except (TypeError, ValueError):
         return False
 

@@ -165,7 +165,7 @@ _COARSE_LATTICE = Quadrature(0, 0, 18.0)
 # Largest number of Newton steps for log t: three or four usually, dozens at a cliff.
 _MOST_STEPS = 48
 _FIRST_STEP = 1.0  # largest first step; a long one might cross a cliff
-_TOLERANCE = 1e-9  # error of log t after the last step
+_TOLERANCE = 1e-13  # of log t after the last step: gradients at that order need it
 _NARROW = 1e-9  # width of a bracket of log t that ends the search
 # Largest logarithm of the derivative over its target for a last step.
 _CLOSE = 0.1

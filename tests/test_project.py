@@ -318,9 +318,9 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_654,
+    "jaxdp_episodic": 65_728,
     "jaxdp_episodic/accountant/describe": 4_062,
-    "jaxdp_episodic/accountant/losses": 5_313,
+    "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_449,
     "jaxdp_episodic/accountant/numerics": 3_205,
     "jaxdp_episodic/accountant/questions": 6_344,

@@ -387,7 +387,7 @@ def weighed(tmp_path, *, epsilon=8.0, train=""):
     text = text.replace("[train]", f"[train]\n{train}")
     (tmp_path / "plan.toml").write_text(text)
     out = tmp_path / "out"
-    lines = plan_command.planned(read_plan(tmp_path / "plan.toml"), tmp_path, out)
+    lines = plan_command.planned(read_plan(tmp_path / "plan.toml"), tmp_path, out, None)
     (line,) = (line for line in lines if line.startswith("correlated noise: "))
     return line, read_config(out / "recommended.toml")
 

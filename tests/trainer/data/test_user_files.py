@@ -251,9 +251,10 @@ def test_lists_of_numbers_are_features(tmp_path, monkeypatch):
     order = np.argsort([f"w{i % 6}" for i in range(30)], kind="stable")
     wanted = np.column_stack([vectors, np.linspace(0, 1, 30)]).astype(np.float32)
     np.testing.assert_array_equal(table.features, wanted[order], strict=True)
-    columns = ["--groups", "word", "--features", "vector", "age"]
-    command = ["data", "import", str(path), str(tmp_path / "out"), *columns]
-    assert cli.run(command) == 0
+    command = ["data", "import", str(path), str(tmp_path / "out")]
+    assert cli.run([*command, "--groups=word", "--features", "vector", "age"]) == 0
+    assert cli.run(["init", str(path), "--out", str(tmp_path / "run.toml")]) == 0
+    assert 'features = ["age", "vector"]' in (tmp_path / "run.toml").read_text()
     stored = load_stored(tmp_path / "out")
     np.testing.assert_array_equal(stored.features[:], wanted[order], strict=True)
     source = {"features": ["vector", "age"], "label": "word"}

@@ -284,6 +284,7 @@ def _of_list(listed: Path, problems: list[str]) -> dict[str, list[Path]]:
         with _validation.prefixed(f"{listed}, a list of image files"):
             found = read_csv_columns(listed, (key, "label"), max_bytes=_MAX_LIST_BYTES)
         pairs = list(zip(found[key], found["label"], strict=True))
+        problems += [f"{n} in {listed} must have a label" for n, c in pairs if not c]
     else:
         for number, row, _ in json_lines(listed):
             if isinstance(row, Exception):

@@ -202,6 +202,9 @@ def test_lists_of_files_are_folders_of_classes(tmp_path):
     (tmp_path / "hub" / "metadata.csv").write_text("file_name,label\ntrain/c.jpg,n1\n")
     assert recognized(tmp_path / "hub") == "class-folders"
     assert load_class_folders(tmp_path / "hub").num_examples == 1
+    (tmp_path / "hub" / "metadata.csv").write_text("file_name,label\ntrain/c.jpg,\n")
+    with pytest.raises(ValueError, match=r"train/c.jpg in .* must have a label"):
+        load_class_folders(tmp_path / "hub")
     wanted = load_mini_imagenet(tmp_path / "folders", "train", size=6)
     found = load_mini_imagenet(tmp_path / "lists", "train", size=6)
     assert found.fingerprint == wanted.fingerprint

@@ -42,7 +42,7 @@ QUERIES = 15  # per class, as usual in the field; fewer if a class has fewer
 ADD_REMOVE = "add_remove"
 ZERO_OUT = "zero_out"
 _EPSILONS = (1.0, 2.0, 4.0, 8.0)  # other targets, for which the heading states noise
-_HELD_OUT = "from validation data, not protected; released: better a public one"
+_HELD_OUT = "of this split's validation data, unprotected; released: better public ones"
 _BEFORE = "from the data: private unless it was public before"
 _WIDTH = 88  # characters of a line of comment
 _MOST_NAMED = 20  # duplicates that are named
@@ -243,8 +243,8 @@ def _train_table(source: Source, ways: int | None, unit: str) -> dict[str, Any]:
     shape = source.feature_shape
     if ways is not None and len(shape) == 3 and min(shape[:2]) >= LEAST_SIDE:
         table["features"] = {"kind": WAVELETS}
-    # Protected people may be in the validation data, too.
-    if VALIDATION in source.parts and unit != PERSON:
+    # Protected people, or copies of protected examples, may be in these data, too.
+    if VALIDATION in source.parts and unit != PERSON and not source.keeps_duplicates:
         if scales := scales_of(source.parts[VALIDATION]):
             table["features"] = {"kind": SCALED, **scales}
     held_out = [name for name in source.parts if name != TRAIN]
@@ -300,15 +300,15 @@ def _notes(
     source: Source, description: question.PlanDescription, has_bound: bool
 ) -> dict[str, str]:
     """Dotted name of a key -> the comment behind its line."""
-    request = description.request
+    request, unit = description.request, description.request.privacy_unit
     one = description.population.level_names[0]
     counted = "from the data: private unless"
     number = f"{counted} the list of all {one} units is public"
-    if request.privacy_unit == one:
+    if unit == one:
         number = (
             f"from the data: PRIVATE, as one {one} is protected; state a public one"
         )
-    is_free = VALIDATION in source.parts and request.privacy_unit != PERSON
+    is_free = VALIDATION in source.parts and not source.keeps_duplicates
     limit = "more" if request.neighboring_relation == ZERO_OUT else "fewer"
     bound = f"{counted} it was public that no {one} has {limit}; state such a bound"
     found = {f"data.{key}": note for key, note in source.notes.items()} | {
@@ -316,7 +316,7 @@ def _notes(
         "evaluation.select": "no stage is chosen: held-out examples are trained on",
         "step.sampling.num_classes": number,
         "start.between": number,
-        "start.target_bound": _HELD_OUT if is_free else _BEFORE,
+        "start.target_bound": _HELD_OUT if is_free and unit != PERSON else _BEFORE,
         "features.mean": _HELD_OUT,
         "features.std": _HELD_OUT,
         "normalizer": f"{counted} sizes are public; a guess will do",

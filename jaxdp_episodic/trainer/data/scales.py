@@ -37,15 +37,14 @@ def scaled(rows: np.ndarray, mean: Any, std: Any) -> np.ndarray:
 
 
 def scales_of(data: ExampleTable) -> dict[str, Any]:
-    """Returns mean and deviation of each feature; {} if all are about equal.
-
-    They are as private as the data.
-    """
+    """Returns mean and deviation of each feature, as private; {} if about equal."""
     if len(data.features.shape) != 2:
         return {}
     rows = np.asarray(data.features[:_ROWS], np.float64)
     # Two digits: a scale needs no more, and they are published.
-    deviations = [float(f"{one:.2g}") or 1.0 for one in rows.std(axis=0)]
+    deviations = [float(f"{one:.2g}") for one in rows.std(axis=0)]
+    # How far a constant feature varies elsewhere is unknown: it must not hide others.
+    deviations = [one or max(deviations) or 1.0 for one in deviations]
     whole = np.rint(rows.mean(axis=0) / deviations)  # means, in deviations
     # In regression the features stand beside the constant 1.
     ends = [*deviations, 1.0] if data.targets is not None else deviations

@@ -39,9 +39,8 @@ def npz(folder, number=12, names=NAMES, repeats=1, **arrays):
 def table(folder):
     lines = ["sort,a,b,c,d,e,f"]
     for row, label in zip(*features(), strict=True):  # f is large, as a year or a price
-        lines.append(
-            ",".join([label, *map(str, (row * [1, 1, 1, 1, 1, 1e4]).tolist())])
-        )
+        cells = (row * [1, 1, 1, 1, 1, 1e4]).tolist()
+        lines.append(",".join([label, *map(str, cells)]))
     (folder / "data.csv").write_text("\n".join(lines))
     return folder / "data.csv"
 
@@ -170,7 +169,9 @@ def test_the_privacy_unit_can_be_chosen(tmp_path):
             first_config(source, Wishes(**wishes))
     source = described_source(tasks(tmp_path), tmp_path / "x.toml", target="y")
     text, _ = first_config(source, Wishes(epsilon=100.0))
-    assert re.search(r"target_bound = [4-9]000.0  # from validation data", text)
+    assert re.search(r"target_bound = [4-9]000.0  # of this split's validation d", text)
+    copied = source._replace(keeps_duplicates=True)  # some may be validation data, too
+    assert "validation data" not in first_config(copied, Wishes(epsilon=100.0))[0]
 
 
 def test_an_existing_file_is_not_overwritten(tmp_path, capsys):
@@ -311,9 +312,8 @@ def test_copies_of_held_out_examples_are_not_trained_on(tmp_path):
     source = described_source(folder, out)
     assert source.duplicates == kept.duplicates and len(source.duplicates) > 3
     assert all(Path(name).is_file() for name in source.duplicates)
-    assert kept.parts["train"].num_examples - source.parts["train"].num_examples == len(
-        source.duplicates
-    )
+    left_out = kept.parts["train"].num_examples - source.parts["train"].num_examples
+    assert left_out == len(source.duplicates)
     text, said = first_config(source, Wishes())
     assert "drop_duplicates = true" in text
     assert f"duplicates: {len(source.duplicates)} training examples" in said[-1]

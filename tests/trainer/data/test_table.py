@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.trainer.data.scales import advice
+from jaxdp_episodic.trainer.data.scales import advice, scales_of
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 
@@ -31,6 +31,8 @@ def test_features_and_targets_of_unequal_size_are_named():
     table = ExampleTable.from_records([[1, 2e3]], [9e4], units={"u": [0]})
     said = advice(table, are_scaled=False, are_bounded=False)
     assert "scales: " in said[0] and "up to 90,000, but" in said[1]
+    few = [[0.01, 0.0], [-0.01, 0.0]]  # a constant is no feature of another size
+    assert scales_of(ExampleTable.from_records(few, units={"u": [0, 0]})) == {}
 
 
 def test_units_without_records_stay_on_the_public_list():

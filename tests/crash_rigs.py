@@ -135,11 +135,8 @@ class Witness:
 
     def __init__(self, patch):
         self.noise, self.charged, self.released = [], 0, 0
-        call, charge, release = (
-            PrivateGradient.__call__,
-            RunStore.charge,
-            RunStore.release,
-        )
+        call = PrivateGradient.__call__
+        charge, release = RunStore.charge, RunStore.release
 
         def noised(gradient, params, blocks, noise, **settings):
             own = [np.array(leaf) for leaf in noise._unused[0]]

@@ -77,8 +77,7 @@ class BandMemory:
         if self._process != os.getpid():
             raise RuntimeError(
                 "a run with bands must continue in the process that began it: two "
-                "processes would both release the sums in its memory; resume the run "
-                "instead"
+                "processes would both release the sums in its memory; resume the run"
             )
         first, *later = self.coefficients
         released = [first * x + n for x, n in zip(sums, noise, strict=True)]

@@ -12,7 +12,7 @@ tail ends at 12.2 standard deviations, which ideal noise exceeds with probabilit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -61,12 +61,12 @@ class Noise:
                 "difference of two sums; draw new noise with another key"
             ) from None
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("noise is used once, so it must not be copied")
+
 
 def checked_noise(noise_multiplier: Any, kind: str, longer: float = 1.0) -> float:
-    """Returns a noise multiplier that this kind of noise supports, or raises.
-
-    ``longer`` is the factor by which bands lengthen a contribution.
-    """
+    """Returns a supported multiplier; bands make a contribution ``longer``."""
     value = _validation.float32_number("noise_multiplier", noise_multiplier, zero=True)
     if kind == DISCRETE and value * longer > LARGEST_NOISE:
         raise ValueError(

@@ -112,11 +112,7 @@ class Ledger:
         return self.charged
 
     def choose(self, name: str) -> None:
-        """Makes an option the next one to be charged; charges nothing.
-
-        Raises ValueError after the run's end, BudgetExhaustedError if it is not
-        permitted.
-        """
+        """Makes an option, if it is permitted, the next to be charged."""
         if self.has_ended:
             raise ValueError("the run has chosen to end and takes no more steps")
         self.now.option(name)
@@ -276,7 +272,11 @@ def resumed_run(
     """Returns a run's saved state and its ledger; errors as of `Trainer.resume`."""
     content, saved = content_of(store), store.saved()
     if saved is None:
-        raise LedgerError(f"{store.path} has charges, and no checkpoint")
+        raise LedgerError(
+            f"{store.path} has charges, and no checkpoint: its process ended before it "
+            "could write one. They stay charged: begin a run in another folder, and "
+            "compose both ledgers"
+        )
     refuse_other_run(saved.run, run)
     if saved.last_release or any(store.releases(after=saved.taken)):
         refuse_other_state(saved.kinds, kinds)
@@ -285,8 +285,7 @@ def resumed_run(
     if not saved.taken <= content.charged <= budget.permitted_steps:
         raise LedgerError(
             f"{store.path} has {content.charged} charged steps; the checkpoint "
-            f"contains {saved.taken}, and the target permits "
-            f"{budget.permitted_steps}"
+            f"contains {saved.taken}, and the target permits {budget.permitted_steps}"
         )
     how = {"charged": content.charged, "has_ended": content.has_ended}
     return saved, Ledger(budget, content.choices, mark=store.mark, **how)

@@ -11,6 +11,7 @@ settings and releases) and private parts, which `releasable_records` leaves out:
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -130,6 +131,18 @@ def alone(folder: Path) -> Iterator[Path]:
         yield folder / STORE
     finally:
         _open.discard(path)
+
+
+def refuse_within_a_step(lock: Any) -> None:
+    """Refuses the thread that holds the lock of its trainer's steps."""
+    try:
+        threading.Condition(lock).notify()  # fails unless this thread holds the lock
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        "what a step calls (learner, rule, score, optimizer) must not call step, "
+        "train, resume, release or close of its trainer"
+    )
 
 
 PRIVATE = "private"

@@ -129,16 +129,12 @@ class RunStore(RunFile):
         self._taken, self._state_kinds = state["taken"], state["kinds"]
 
     def _check_keys(self) -> None:
-        """Refuses a file whose table of arrays and index of it name different arrays.
-
-        Arrays are found by the index: a flipped bit in it would hide one.
-        """
+        """Refuses a file whose table of arrays and its index name different arrays."""
+        # Arrays are found by the index: a flipped bit in it would hide one.
         keys = "SELECT id, kind, number, place, part FROM arrays"
         with refusing(self.path):
-            table = set(self._db.execute(f"{keys} NOT INDEXED"))
-            index = set(
-                self._db.execute(f"{keys} INDEXED BY sqlite_autoindex_arrays_1")
-            )
+            ways = "NOT INDEXED", "INDEXED BY sqlite_autoindex_arrays_1"
+            table, index = (set(self._db.execute(f"{keys} {way}")) for way in ways)
         if table != index:
             self._db.close()
             raise LedgerError(f"{self.path} is damaged: its index does not fit it")
@@ -234,8 +230,7 @@ class RunStore(RunFile):
         """Records that this process begins, and where, under a random name."""
         value = json.dumps({**environment, "charged": self.mark.charged})
         try:
-            # Before a log is made: a file that lacks its log must show that it was
-            # open.
+            # Before a log is made: a file that lacks it must show that it was open.
             with self._commit():
                 self._opening = self._text(OPENING, self.session, value)
                 self._mark_whole()
@@ -264,10 +259,8 @@ class RunStore(RunFile):
                     self._erase_log(1)
 
     def _mark_whole(self) -> None:
-        """Writes, in a commit, that no charge is in a write-ahead log alone.
-
-        Without it a crash while SQLite makes or removes the log would look like a copy.
-        """
+        """Writes, in a commit, that no charge is in a write-ahead log alone."""
+        # Else a crash while SQLite makes or removes the log would look like a copy.
         if not any(self.texts(WHOLE)):
             self._text(WHOLE, "", "true")
 
@@ -370,10 +363,8 @@ class RunStore(RunFile):
         kinds: Mapping[str, str],
         last_release: int,
     ) -> None:
-        """Commits the state after ``taken`` steps, and deletes the releases in it.
-
-        ``last_release`` is the number of the last released step; 0 if there is none.
-        """
+        """Commits the state after ``taken`` steps, and deletes the releases in it."""
+        # ``last_release`` is the number of the last released step; 0: there is none.
         if taken == self._taken and kinds == self._state_kinds:
             if self._pending:
                 with self._commit():
@@ -408,12 +399,10 @@ class RunStore(RunFile):
             raise LedgerError(
                 f"{self.path}: charges that its state contains are missing or changed"
             )
-        arrays = self._got(STATE, found["taken"])
-        if len(arrays) != found["arrays"]:
-            raise LedgerError(
-                f"{self.path} is damaged: arrays of its state are missing"
-            )
         taken = found["taken"]
+        arrays = self._got(STATE, taken)
+        if len(arrays) != found["arrays"]:
+            raise LedgerError(f"{self.path} is damaged: its state lacks arrays")
         last = found.get("last_release", taken)  # earlier versions did not write it
         return Saved(taken, found["run"], found["kinds"], arrays, last)
 
@@ -461,11 +450,9 @@ class RunStore(RunFile):
 
     def drop_log(self, after: int) -> None:
         """Deletes log records of later steps, which were not released."""
+        later = "DELETE FROM texts WHERE kind = ? AND CAST(key AS INTEGER) > ?"
         with self._commit() as db:
-            db.execute(
-                "DELETE FROM texts WHERE kind = ? AND CAST(key AS INTEGER) > ?",
-                (LOG, after),
-            )
+            db.execute(later, (LOG, after))
 
     def _put(
         self, db: sqlite3.Connection, kind: str, number: int, arrays: Sequence[Any]
@@ -509,10 +496,8 @@ class RunStore(RunFile):
         )
         for place, part, head, data, digest in self._rows(kind, number):
             is_next = place == len(arrays) and part == len(parts)
-            if (
-                not is_next
-                or _array_hash(kind, number, place, part, head, data) != digest
-            ):
+            found = _array_hash(kind, number, place, part, head, data)
+            if not is_next or found != digest:
                 raise damaged
             name, shape, count, number_of_arrays = json.loads(head)
             parts.append(data)

@@ -92,8 +92,7 @@ class Trainer:
       seed: None: fresh entropy of the operating system for each step. With a seed the
         run is repeatable and *not private*: whoever knows the seed can subtract the
         noise.
-      settings: further plain values that describe the run; `resume` warns if they have
-        changed.
+      settings: plain values that describe the run; `resume` warns if they have changed.
       start: private statistics of ``data`` to release first, the budget's ``before``.
         Learner and model then see projected features.
       truncation: what was left out of ``data`` to bound people, for the run's file.
@@ -192,7 +191,7 @@ class Trainer:
         )
         if adapts:
             self.run |= described_choices(budget, rule, self.checks)
-        self._one_step = threading.RLock()  # two threads would share one charge
+        self._one_step = threading.RLock()  # two at once would share one charge
         # One attribute, so that an interrupt cannot separate state and step number.
         self._now = (self._gradient.on_devices(state), 0)
         self.ledger, self.versions = Ledger(budget), described_versions()
@@ -351,11 +350,13 @@ class Trainer:
           ValueError: what was prepared is of another step; nothing happened.
           OSError: the charge could not be written; the step was not taken.
           RunEndedError: another process has ended.
+          RuntimeError: a step of this trainer called it; nothing happened.
         """
         self._join()
         with self.processes.together():
             if not self.is_tried:
                 try_out(self, {})
+            run_files.refuse_within_a_step(self._one_step)
             with self._one_step:
                 folder = self._folder or self._given
                 if folder and self._store is None and not self.ledger.has_ended:
@@ -379,10 +380,12 @@ class Trainer:
 
     def close(self) -> None:
         """Saves the state and closes the file that `step` opened, if any."""
-        if self._is_by_hand and (store := self._store):
-            with self._by_hand:
-                self._is_by_hand = False
-                self.save(store)
+        run_files.refuse_within_a_step(self._one_step)
+        with self._one_step:
+            if self._is_by_hand and (store := self._store):
+                with self._by_hand:
+                    self._is_by_hand = False
+                    self.save(store)
 
     def _step(self, prepared: PreparedStep | None) -> dict[str, Any]:
         """Charges the next step, releases it, and applies the release to the state."""
@@ -563,13 +566,14 @@ class Trainer:
           RunEndedError: another process has ended.
           ValueError: this trainer has taken steps of its own; another book.
         """
-        if self.ledger.charged or self._store is not None:
-            raise ValueError(
-                "resume must come before a trainer's first step, got one that has "
-                f"charged {self.ledger.charged}: the ledger would forget them; make a "
-                "new trainer, or call train to go on with this one"
-            )
-        with self.processes.together():
+        run_files.refuse_within_a_step(self._one_step)
+        with self._one_step, self.processes.together():
+            if self.ledger.charged or self._store is not None:
+                raise ValueError(
+                    "resume must come before a trainer's first step, got one that has "
+                    f"charged {self.ledger.charged}: the ledger would forget them; "
+                    "make a new trainer, or call train to go on with this one"
+                )
             self._agree()
             if self.processes.is_first:
                 self._take_up(folder, book)
@@ -631,8 +635,7 @@ class Trainer:
     def _give_up_unreleased(self) -> None:
         """Gives up steps that were charged and interrupted before their release."""
         # To repeat one would be an uncharged release; with a seed it is the same one.
-        state, taken = self._now
-        charged = self.ledger.charged
+        (state, taken), charged = self._now, self.ledger.charged
         if taken == charged:
             return
         self._gradient.forget()  # no later release depends on a lost step's noise

@@ -154,9 +154,7 @@ def test_noise_is_for_the_longest_contribution():
     gradient = PrivateGradient(linear_loss, clipping=clipping)
     keys = (number.to_bytes(32, "big") for number in range(1_500))
     drawn = [gradient.noise(np.zeros(1), key, 2.0) for key in keys]
-    found = np.array(
-        [np.concatenate([leaf.ravel() for leaf in d._unused[0]]) for d in drawn]
-    )
+    found = np.array([np.concatenate([*map(np.ravel, d._unused[0])]) for d in drawn])
     deviation = 2.0 * math.hypot(GRID, steps_of_vote(clipping))
     for numbers in found.T:  # the gradient's one number, then the count's
         assert stats.kstest(numbers / deviation, "norm").pvalue > 1e-6

@@ -71,12 +71,8 @@ def test_layers_cover_the_density_and_certain_parts_are_below_it(variance):
     heights, widths = layers.exact_bottoms, [int(w) for w in layers.widths]
     assert all(a >= b for a, b in itertools.pairwise(widths))
     assert layers.last == (widths[0] << layers.shift) - 1 >= 10 * math.sqrt(variance)
-    areas = {
-        width * (top - bottom)
-        for width, (bottom, top) in zip(
-            widths, itertools.pairwise(heights), strict=True
-        )
-    }
+    pairs = zip(widths, itertools.pairwise(heights), strict=True)
+    areas = {width * (top - bottom) for width, (bottom, top) in pairs}
     assert len(areas) == 1  # a byte selects each with equal probability
     with mp.workdps(60):
 
@@ -234,7 +230,6 @@ def test_variances_cover_deviations():
             covering_variance(wrong)
     assert 0 < log_ratio_bound(10**9, 2**31) < 1e-115
     with mp.workdps(200):
-        eta = 2 * mp.nsum(
-            lambda k: mp.exp(-2 * mp.pi**2 * SMOOTHING * k**2), [1, mp.inf]
-        )
+        rate = 2 * mp.pi**2 * SMOOTHING
+        eta = 2 * mp.nsum(lambda k: mp.exp(-rate * k**2), [1, mp.inf])
         assert mp.log((1 + eta) / (1 - eta)) <= log_ratio_bound(1)

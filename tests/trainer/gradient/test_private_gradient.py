@@ -1,5 +1,6 @@
 """Clip, sum, noise: oracles, the sensitivity, the noise, and the precision."""
 
+import copy
 import functools
 import math
 
@@ -267,6 +268,8 @@ SETTINGS = {"l2_clip_norm": 1.0, "noise_multiplier": 2.0, "normalizer": 1.0}
 def test_noise_is_not_added_to_two_sums(kind):
     gradient, start = PrivateGradient(linear_loss, noise=kind), jnp.zeros(2)
     noise = gradient.noise(start, KEY, 2.0)
+    with pytest.raises(TypeError, match="must not be copied"):
+        copy.deepcopy(noise)
     gradient(start, [rows([[1.0, 2.0]])], noise, **SETTINGS)
     for other in ([[1.0, 2.0]], [[3.0, 0.0]]):
         with pytest.raises(ValueError, match="noise must be used only once"):

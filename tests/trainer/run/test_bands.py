@@ -214,9 +214,8 @@ def test_without_a_seed_no_secret_is_used_twice():
             used += [secret.key, *(leaf.tobytes() for leaf in noise._unused[0])]
         used.append(run._main.sampler.dealt)
         if step is BINS:
-            used += [
-                run._main.draws.secret(4 * n + 1).members.tobytes() for n in (0, 1)
-            ]
+            draws = run._main.draws
+            used += [draws.secret(number).members.tobytes() for number in (1, 5)]
     assert len(set(used)) == len(used)
 
 

@@ -82,9 +82,8 @@ def test_a_classifier_has_an_output_per_class_and_an_embedding(config, embed):
     labels = trainer.data.class_places[:30]
     episode = episode._replace(query_targets=labels[:25])
     logits = learner.apply(params, episode.query_inputs)
-    losses = [
-        -jax.nn.log_softmax(a)[k] for a, k in zip(logits, labels[:25], strict=True)
-    ]
+    pairs = zip(logits, labels[:25], strict=True)
+    losses = [-jax.nn.log_softmax(numbers)[label] for numbers, label in pairs]
     np.testing.assert_allclose(
         learner.loss(params, episode), np.mean(losses), rtol=1e-5
     )

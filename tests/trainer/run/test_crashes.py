@@ -367,6 +367,8 @@ def test_steps_charged_elsewhere_are_kept_on_opening_a_folder(tmp_path, monkeypa
         run.step()
     with ending(RunStore, "charge", 2):
         run.train(tmp_path)
+    with pytest.raises(LedgerError, match="no checkpoint.* They stay charged: begin"):
+        a_run(BINS).resume(tmp_path)
     train_until(3, run, tmp_path)
     assert gone_on(a_run(BINS), tmp_path) == 3
     first = np.concatenate([found[step][-1] for step in (1, 2, 3, 4)])

@@ -62,13 +62,11 @@ def test_beyond_the_plan_only_whole_epochs_are_permitted():
     assert (planned.num_steps, planned.permitted_steps) == (12, 12)
     assert planned.planned == 12
     given = budget(steps=6)
-    np.testing.assert_array_equal(
-        given.owed([0, 1, 4, 5, 6, 7, 9]), [0, 4, 4, 6, 6, 8, 12]
-    )
+    owed = given.owed([0, 1, 4, 5, 6, 7, 9])
+    np.testing.assert_array_equal(owed, [0, 4, 4, 6, 6, 8, 12])
     ahead = SpentAhead(given)
-    assert [ahead.at(s) for s in (1, 4, 6)] == [
-        float(given.spent(s)) for s in (4, 4, 6)
-    ]
+    found = [ahead.at(steps) for steps in (1, 4, 6)]
+    assert found == [float(given.spent(steps)) for steps in (4, 4, 6)]
 
 
 EVERYBODY = jde.GaussianStep(

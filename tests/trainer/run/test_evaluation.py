@@ -63,9 +63,8 @@ def test_scores_of_a_perfect_and_of_a_blind_learner():
     evaluation = Evaluation(data, ways=4, shots=1, queries=3, num_episodes=120)
 
     def exact(e):
-        return (e.query_targets[:, None] == np.arange(4, dtype=np.int32)).astype(
-            np.float32
-        )
+        is_right = e.query_targets[:, None] == np.arange(4, dtype=np.int32)
+        return is_right.astype(np.float32)
 
     def always_first(e):
         return exact(e) * 0 + np.eye(4, dtype=np.float32)[0]

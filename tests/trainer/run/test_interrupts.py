@@ -202,6 +202,21 @@ def test_two_threads_do_not_share_a_charge(monkeypatch):
     assert len(witness.noise) == run.num_steps_taken == run.num_steps_charged == 2
 
 
+def test_what_a_step_calls_takes_no_step(tmp_path, monkeypatch):
+    """A step within one was charged once and released, and could be applied twice."""
+
+    def within(*args):
+        for act in (run.step, run.close, lambda: run.resume(tmp_path)):
+            with pytest.raises(RuntimeError, match="what a step calls .* must not"):
+                act()
+        return release(*args)
+
+    run, release = plain_trainer(folder=tmp_path), GradientStep.release
+    monkeypatch.setattr(GradientStep, "release", within)
+    run.step()
+    assert run.num_steps_taken == read_ledger(tmp_path).charged == 1
+
+
 @pytest.mark.slow
 def test_a_resume_interrupted_at_any_line_draws_no_new_epoch(tmp_path):
     """A unit could take part in the running one twice."""

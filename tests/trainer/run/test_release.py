@@ -248,9 +248,8 @@ def test_values_are_predicted_by_a_task_and_its_support(tmp_path):
         run.release(tmp_path / "release")
     run.train(tmp_path / "run")
     run.release(tmp_path / "release")
-    release = load_release(
-        tmp_path / "release", model=(learner.apply, sinusoid_learner(3)[1])
-    )
+    model = learner.apply, sinusoid_learner(3)[1]
+    release = load_release(tmp_path / "release", model=model)
     assert release.is_regression
     x, y = check_values(release, run.released)
     with pytest.raises(NotImplementedError, match="predicts numbers: use predict"):

@@ -94,6 +94,9 @@ def finished(tmp_path_factory):
     return folder
 
 
+PER_CLASS = dataclasses.replace(grouped_step(classes()), privacy_unit="class")
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -103,14 +106,7 @@ def finished(tmp_path_factory):
         ({"epsilon": 4.0}, "target.epsilon"),
         ({"seed": 2}, "seed: 1 in the checkpoint, 2 now"),
         ({"step": grouped_step(classes(), rate=0.4)}, "sampling_probability"),
-        (
-            {
-                "step": dataclasses.replace(
-                    grouped_step(classes()), privacy_unit="class"
-                )
-            },
-            "step.privacy_unit",
-        ),
+        ({"step": PER_CLASS}, "step.privacy_unit"),
     ],
 )
 def test_another_run_is_refused_with_the_difference(finished, changes, named):

@@ -94,10 +94,7 @@ class Ledger:
         return self._adapts or public_budget(self._budget) is not None
 
     def charge(self) -> int:
-        """Charges one step and returns their number; only then may the step be taken.
-
-        Raises BudgetExhaustedError (nothing is charged), OSError or LedgerError.
-        """
+        """Charges one step, returns their number; only then may the step be taken."""
         budget = self._budget
         if self.charged >= budget.permitted_steps:
             raise BudgetExhaustedError(

@@ -88,6 +88,7 @@ def refuse_other_files(folder: Path) -> None:
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Locks a folder, which is made if missing; BlockingIOError: a run holds it."""
+    _refuse_if_open(folder)
     with ExitStack() as stack:
         try:
             stack.enter_context(atomic.locked(folder))
@@ -120,17 +121,21 @@ _open: set[Path] = set()  # folders of the runs that trainers of this process ha
 @contextmanager
 def alone(folder: Path) -> Iterator[Path]:
     """Yields the run's file; BlockingIOError: another trainer here has it open."""
+    _refuse_if_open(folder)
     path = folder.resolve()
-    if path in _open:
-        raise BlockingIOError(
-            f"the run in {folder} is open in another trainer of this process: close "
-            "that trainer, or wait for the end of its train"
-        )
     try:
         _open.add(path)
         yield folder / STORE
     finally:
         _open.discard(path)
+
+
+def _refuse_if_open(folder: Path) -> None:
+    if folder.resolve() in _open:
+        raise BlockingIOError(
+            f"the run in {folder} is open in another trainer of this process: close "
+            "that trainer, or wait for the end of its train"
+        )
 
 
 def refuse_within_a_step(lock: Any) -> None:

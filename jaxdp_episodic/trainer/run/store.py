@@ -273,10 +273,8 @@ class RunStore(RunFile):
         self._has_secret = self._has_secret and bool(busy)
 
     def charge(self, name: str, step: Any = None, number: int | None = None) -> None:
-        """Charges one step; it is on the disk when this returns.
-
-        LedgerError: the next charge, or that of an interrupted call, is not ``number``.
-        """
+        """Charges one step; it is on the disk when this returns."""
+        # The next charge, or that of an interrupted call, must be ``number``.
         with self._commit() as db:
             _, last, before = self.mark
             number = number or last + 1

@@ -104,8 +104,7 @@ class Trainer:
       run: what the run is, as plain values.
       ledger: counts the charges; other processes than the first have a copy in memory.
       selection: what `train` has chosen to release; None before its end.
-      has_private_scores: whether held-out data are protected too, and scored with
-        noise.
+      has_private_scores: whether held-out data are protected, and scored with noise.
 
     Raises:
       TypeError, ValueError: a wrong type; a value out of range; another population.
@@ -358,8 +357,9 @@ class Trainer:
                 try_out(self, {})
             run_files.refuse_within_a_step(self._one_step)
             with self._one_step:
-                folder = self._folder or self._given
-                if folder and self._store is None and not self.ledger.has_ended:
+                folder, most = self._folder or self._given, self.budget.permitted_steps
+                is_over = self.num_steps_taken >= most or self.ledger.has_ended
+                if folder and self._store is None and not is_over:
                     self._open_by_hand(folder)
                 private = self._step(prepared)
             if self._is_by_hand and (store := self._store):

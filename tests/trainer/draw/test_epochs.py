@@ -130,9 +130,7 @@ def rejected(outcomes, all_outcomes):
 
 def test_blocks_are_independent():
     sampler = units(bins(5, times=2), 2)
-    found = [
-        tuple(places(sampler, 2, entropy).ravel().tolist()) for entropy in range(1_500)
-    ]
+    found = [tuple(places(sampler, 2, seed).ravel().tolist()) for seed in range(1_500)]
     one = list(itertools.product(range(3), (3, 4)))
     every = [(*a, *b) for a, b in itertools.product(one, one)]
     assert rejected(found, every) > FALSE_ALARMS

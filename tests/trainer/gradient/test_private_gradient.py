@@ -132,9 +132,8 @@ def test_one_episode_moves_the_sum_by_at_most_the_clip_norm(kind, units_at_once)
     clip, largest = 0.05, 0.0
 
     def total(data, mask):
-        sums, _ = noised(
-            gradient, params, [rows(data, mask)], l2_clip_norm=clip, **PLAIN
-        )
+        blocks = [rows(data, mask)]
+        sums, _ = noised(gradient, params, blocks, l2_clip_norm=clip, **PLAIN)
         return np.concatenate(
             [np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(sums)]
         )

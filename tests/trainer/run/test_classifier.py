@@ -124,9 +124,8 @@ def test_classes_read_from_private_data_are_reported():
     assert public.with_features(data.features).take(np.arange(9)).has_public_units
     learner = Classifier(len, ways=2)
     check_targets(learner, public, GROUPED)
-    check_targets(
-        learner, data, dataclasses.replace(GROUPED, neighboring_relation="zero_out")
-    )
+    zero_out = dataclasses.replace(GROUPED, neighboring_relation="zero_out")
+    check_targets(learner, data, zero_out)
     with pytest.warns(
         UserWarning, match="output for each class in the data.*public_units"
     ):

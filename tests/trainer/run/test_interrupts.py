@@ -109,6 +109,8 @@ def test_a_run_has_one_folder_and_resuming_forgets_no_steps(tmp_path):
     other = plain_trainer(num_steps=3, folder=tmp_path / "other")
     with ending(RunStore, "charge", 1):
         other.step()  # its folder stays open
+    with pytest.raises(BlockingIOError, match="in another trainer of this process"):
+        plain_trainer(num_steps=3, folder=tmp_path / "other").step()
     with pytest.raises(ValueError, match="resume must come before .* charged 0"):
         other.resume(tmp_path / "own")
 
@@ -166,6 +168,8 @@ def test_steps_by_hand_are_stored_in_the_given_folder(tmp_path):
     assert read_ledger(folder).is_closed
     run.step()  # reopens it
     run.close()
+    with pytest.raises(trainer.BudgetExhaustedError):
+        run.step()  # does not
     again = plain_trainer(num_steps=3, folder=folder)
     assert again.resume(folder) == 3
     assert_same(run, again)

@@ -94,9 +94,8 @@ def test_one_part_gives_its_claim():
 def test_mixed_with_a_gaussian_against_the_mixture():
     """Given the answers' loss, the remaining delta is the Gaussian's."""
     pure, count, noise, delta = 0.4, 6, 1.5, 1e-6
-    run = jde.compose(
-        (jde.ApproximateDP(pure), count), (jde.ZeroConcentratedDP.of_gaussian(noise), 1)
-    )
+    part, gaussian = jde.ApproximateDP(pure), jde.ZeroConcentratedDP.of_gaussian(noise)
+    run = jde.compose((part, count), (gaussian, 1))
     value, info = jde.epsilon(run, delta=delta, return_info=True)
     assert not info.is_certified_bound
     with mpmath.workdps(40):
@@ -105,11 +104,12 @@ def test_mixed_with_a_gaussian_against_the_mixture():
         for j in range(count + 1):
             mass = mpmath.binomial(count, j) * truth**j * (1 - truth) ** (count - j)
             left = mpmath.mpf(value) - (2 * j - count) * mpmath.mpf(pure)
-            total += mass * (
-                mpmath.ncdf(mu / 2 - left / mu)
-                - mpmath.exp(left) * mpmath.ncdf(-mu / 2 - left / mu)
-            )
+            below = mpmath.exp(left) * mpmath.ncdf(-mu / 2 - left / mu)
+            total += mass * (mpmath.ncdf(mu / 2 - left / mu) - below)
     assert float(total) == pytest.approx(delta, rel=1e-7)
+    run = jde.compose((GAUSSIAN, 1), (jde.ApproximateDP(0.24), 2))
+    low, high = jde.delta_interval(run, epsilon=0.52)  # above all backward losses
+    assert low <= high <= low * (1 + 1e-3)
 
 
 # --- Rényi divergences at some orders ---

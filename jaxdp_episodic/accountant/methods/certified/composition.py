@@ -209,12 +209,10 @@ _NEAR_PEAK = 3e-8
 # Distance of the center from the peak: a share of the spacing, plus nats for rounding.
 _BESIDE_PEAK = 1e-7
 _LEAST_BESIDE = 2e-14
-# Atoms within this share of the spacing are in one cell.
-_ONE_CELL = 0.9
+_ONE_CELL = 0.9  # atoms within this share of the spacing are in one cell
 # Length of a lattice over that of the window estimated from the coarse losses.
 _SPARE_LENGTH = 1.03
-# Factor of the spacing above which another plan is not tried.
-_LITTLE = 0.8
+_LITTLE = 0.8  # factor of the spacing above which another plan is not tried
 # Largest number of atoms of a step that shall be lattice points.
 _MOST_ANCHORS = 8
 _HEAVY = 1e-4  # smallest tilted probability of such an atom
@@ -281,7 +279,12 @@ def certified_ends(
 
 def _direction(steps: Sequence[Step], target: Target, *, backward: bool) -> Direction:
     """Evaluates the steps coarsely."""
-    grids = [coarse_points(step.loss.hints()) for step in steps]
+    grids = []
+    for loss in (step.loss for step in steps):
+        # A bin beyond the largest loss would have none of it, but raise its upper end.
+        most = [float(loss.largest_loss(backward=b)) for b in (not backward, backward)]
+        ends = np.array([-1, 1]) * most * (1 + 1e-12)
+        grids.append(np.union1d(coarse_points(loss.hints()), ends[np.isfinite(ends)]))
     points = [with_splits(grid) for grid in grids]
     tails = _tails(steps, points, backward=backward)
     coarse, uppers = [], []
@@ -291,9 +294,8 @@ def _direction(steps: Sequence[Step], target: Target, *, backward: bool) -> Dire
         masses, infinite = lattice.upper_masses(each, bins)
         masses = lattice.joined_bins(each, masses)
         uppers.append((Summand(grid, grid, masses, step.count), infinite))
-    return Direction(
-        steps, backward, coarse, uppers, make_plan(coarse, target, None, 1.0)
-    )
+    expected = make_plan(coarse, target, None, 1.0)
+    return Direction(steps, backward, coarse, uppers, expected)
 
 
 def _tails(

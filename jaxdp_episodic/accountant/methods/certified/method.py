@@ -84,8 +84,7 @@ _USUAL_LATTICE = 2**20
 _SHARE_OF_LATTICE = (0.3, 0.1)
 # Number of steps for which rounding errors alone are nats of log(delta).
 _MOST_STEPS = 1e14
-# Shift, in deviations, beyond which single losses would need a lattice each.
-_LARGEST_SHIFT = 1e6
+_LARGEST_SHIFT = 1e6  # deviations, beyond which single losses need a lattice each
 _RDP_ROUNDING = 1e-13  # relative rounding error of the Rényi bound
 # log(delta) below which the probabilities behind it underflow.
 _LEAST_LOG_DELTA = -550.0
@@ -263,9 +262,8 @@ def _ends(
             elif target.of_epsilon:
                 found = epsilon_ends(first.loss, target.given, known.upper)
             else:
-                at = np.array([target.given])
-                found = (float(e[0]) for e in log_delta_ends(first.loss, at))
-            low, high = found
+                found = log_delta_ends(first.loss, np.array([target.given]))
+            low, high = np.ravel(found).tolist()
     except ArithmeticError:
         return known
     # Relative to epsilon; absolute for log(delta).

@@ -220,8 +220,8 @@ class Half(NamedTuple):
             moved = xp.where(inside, step, 0.5 * (low + high))
             return moved, low, high, xp.abs(moved - x) * slope
 
-        def settled(state: tuple[Array, ...]) -> bool:
-            return bool(np.all(state[3] <= _LAST_STEP))
+        def settled(s: tuple[Array, ...]) -> Any:  # or no float is in the bracket
+            return np.all((s[3] <= _LAST_STEP) | (np.nextafter(s[1], s[2]) >= s[2]))
 
         start = high, low, high, xp.full_like(high, xp.inf)
         x = fori_loop(xp, 0, _MOST_STEPS, improve, start, settled)[0]

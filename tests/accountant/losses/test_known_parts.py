@@ -153,8 +153,7 @@ def test_a_pure_part():
     only = jde.RenyiDP([np.inf], [0.7])
     assert jde.rdp(only, 5.0) == pytest.approx(0.7, rel=1e-14)
     # A value larger than one at a higher order is lowered to it.
-    odd = jde.RenyiDP([2.0, 4.0], [0.9, 0.5])
-    assert jde.rdp(odd, 2.0) == 0.5
+    assert jde.rdp(jde.RenyiDP([2.0, 4.0], [0.9, 0.5]), 2.0) == 0.5
     assert (
         jde.epsilon(jde.RenyiDP([2.0], [0.0]), num_steps=3, delta=1e-3, method="rdp")
         < 6

@@ -5,6 +5,7 @@ Sums over the number of episodes keep enough terms.
 
 import itertools
 import math
+from unittest import mock
 
 import mpmath as mp
 import numpy as np
@@ -13,6 +14,7 @@ from scipy.special import logsumexp
 from scipy.stats import binom
 
 from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.losses import mixture_halves
 from jaxdp_episodic.accountant.losses.gaussian import (
     SampledGaussianLoss,
     gaussian_tails,
@@ -201,6 +203,13 @@ def test_many_independent_episodes_are_the_sum_over_their_number(kind, b, eta, s
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-11)
 
 
+def test_searches_for_a_loss_end_where_floats_are_too_coarse(monkeypatch):
+    mean = mock.Mock(wraps=mixture_halves._log_mean)
+    monkeypatch.setattr(mixture_halves, "_log_mean", mean)
+    profiles("swapped", np.geomspace(1.0, 1e13, 99), s=2e6)
+    assert mean.call_count < 40  # of 120, as x jumps between neighbors
+
+
 def test_zero_rates_and_infinite_noise_leak_nothing():
     used = {"gaussian": "s", "antipodal": "oprs", "zeroed": "oprs"}
     for name, zero in itertools.product(NAMES, "oprs"):
@@ -282,9 +291,8 @@ def every_term(kind, eta, shift, number, t):
 def test_dropped_terms_do_not_matter(kind):
     eta, shift, number, t = SETTINGS
     loss = kind(np.ones_like(eta), eta, shift, number)
-    (found,) = float64_boundary(
-        lambda t: loss.log_excess(t, MomentRule("forward", FINE))
-    )(t)
+    rule = MomentRule("forward", FINE)
+    (found,) = float64_boundary(lambda t: loss.log_excess(t, rule))(t)
     truth = np.array([every_term(kind, *row) for row in SETTINGS.T])
     np.testing.assert_allclose(np.expm1(found - truth), 0.0, atol=1e-12)
     # For searches: few terms, and slopes that agree with differences.

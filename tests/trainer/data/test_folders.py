@@ -38,8 +38,7 @@ def test_class_folders(tmp_path):
     assert table.features.shape == (3, 6, 6, 1)
     assert table.population.children_counts[1].tolist() == [2, 1, 0]
     np.testing.assert_allclose(table.features[:, 0, 0, 0], [0, 0.2, 1])
-    colour = load_class_folders(tmp_path, size=4)
-    assert colour.features.shape == (3, 4, 4, 3)
+    assert load_class_folders(tmp_path, size=4).features.shape == (3, 4, 4, 3)
 
 
 def test_omniglot_folders(tmp_path):
@@ -78,8 +77,7 @@ def test_system_files_and_folders_are_ignored(tmp_path):
     picture(tmp_path / "__MACOSX" / "a" / "._1.png")
     picture(tmp_path / "@eaDir" / "1.png")
     (tmp_path / "Desktop.ini").write_text("")
-    table = load_class_folders(tmp_path)
-    assert table.unit_column("class").tolist() == ["a", "b"]
+    assert load_class_folders(tmp_path).unit_column("class").tolist() == ["a", "b"]
     for layout in ("class-folders", "omniglot"):
         assert recognized(tmp_path) == layout
         shutil.rmtree(tmp_path / "a")

@@ -134,8 +134,7 @@ def test_an_option_converts_grey_images_among_colour():
 
 def test_tfds():
     dataset = types.SimpleNamespace(as_numpy_iterator=lambda: iter(ROWS))
-    table = from_tfds(dataset)
-    assert table.unit_column("class").tolist() == [0, 0, 1, 1]
+    assert from_tfds(dataset).unit_column("class").tolist() == [0, 0, 1, 1]
     ragged = [*ROWS, {"image": np.zeros((3, 2), np.uint8), "label": 0}]
     with pytest.raises(ValueError, match="have one shape"):
         from_tfds(ragged)

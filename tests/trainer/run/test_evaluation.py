@@ -69,8 +69,7 @@ def test_scores_of_a_perfect_and_of_a_blind_learner():
     def always_first(e):
         return exact(e) * 0 + np.eye(4, dtype=np.float32)[0]
 
-    score = evaluation(Oracle(exact), {})
-    assert score == Score("accuracy", 1.0, 1.0, 1.0, 120)
+    assert evaluation(Oracle(exact), {}) == Score("accuracy", 1.0, 1.0, 1.0, 120)
     assert evaluation(Oracle(always_first), {}).mean == 0.25
 
 

@@ -274,13 +274,16 @@ def _computed_points(
 
     # At large epsilon delta is negligible and slow to compute. Beyond `end` its value
     # at `end` is an upper bound.
-    end = epsilon(step, delta=floor / 100, num_steps=num_steps, method=method)
+    run: Any = {"num_steps": num_steps, "method": method}
+    end = epsilon(step, delta=floor / 100, **run)
+    two = np.multiply.outer([0.1, 0.5], end)
+    if np.all(delta(step, epsilon=two, return_info=True, **run)[1].is_certified_bound):
+        run["method"] = "pld"  # the same bounds, without failing to be exact first
 
     def ask(epsilons: np.ndarray) -> np.ndarray:
         inside = np.minimum(epsilons, np.reshape(end, -1))
         at, inverse = np.unique(inside, axis=0, return_inverse=True)
-        at = at.reshape(-1, *shape)
-        answer = upper_delta(step, epsilon=at, num_steps=num_steps, method=method)
+        answer = upper_delta(step, epsilon=at.reshape(-1, *shape), **run)
         return np.reshape(answer, (len(at), -1))[inverse.ravel()]
 
     wanted = None if rates is None else np.array(rates)
@@ -336,12 +339,10 @@ def _mu_at(epsilon: float, delta: float) -> float:
     """The mu with ``D(mu, epsilon) = delta``, rounded up."""
 
     def excess(mu: np.ndarray, _: np.ndarray) -> np.ndarray:
-        log_reached = float64_boundary(log_gaussian_profile)(mu, epsilon)
-        return log_reached - math.log(delta)
+        return float64_boundary(log_gaussian_profile)(mu, epsilon) - math.log(delta)
 
     low, high = np.array([1e-30]), np.array([100.0])
-    found = largest_within(excess, low, high, tolerance=1e-6)
-    return float(found[0]) * (1 + 2e-6)
+    return float(largest_within(excess, low, high, tolerance=1e-6)[0]) * (1 + 2e-6)
 
 
 def curve_points(

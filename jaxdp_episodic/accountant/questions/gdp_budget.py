@@ -104,8 +104,7 @@ class GdpBudget:
                 f"epsilon={self.epsilon:g} at delta={self.delta:g} permits mu > "
                 f"{_MOST_MU:g}, which gives no privacy; use a smaller one"
             )
-        found = float(largest_within(excess, low, high, tolerance=_TOLERANCE)[0])
-        return found
+        return float(largest_within(excess, low, high, tolerance=_TOLERANCE)[0])
 
     def left(self, prices: Iterable[GdpPrice]) -> GdpPrice:
         """Returns what remains after these prices, rounded down."""

@@ -609,8 +609,7 @@ def test_round_trips_of_runs():
     assert from_dp_event(to_dp_event(run)) == run
     nested = jde.compose((run, 3), (from_dp_event(poisson()), 2))
     assert from_dp_event(to_dp_event(nested)) == nested
-    never = jde.compose((ROUND_TRIPS[0], 0))
-    assert to_dp_event(never) == dp_event.NoOpDpEvent()
+    assert to_dp_event(jde.compose((ROUND_TRIPS[0], 0))) == dp_event.NoOpDpEvent()
     whole = jde.GaussianStep(
         TASKS, noise_multiplier=1.5, clip_unit="task", privacy_unit="task"
     )

@@ -74,8 +74,7 @@ def test_a_config_is_accounted_in_one_call(relation, ours, norms, bands, rounds)
     assert jde.epsilon(run, delta=DELTA) == poisson(1.3 * norms, rounds, ours)
     # `norms`: the added noise over the clip norm.
     clipped = made.plan.clipped_grad(lambda: None)
-    sensitivity = clipped.sensitivity(relation)
-    assert sensitivity == norms * clipped.l2_norm_bound
+    assert clipped.sensitivity(relation) == norms * clipped.l2_norm_bound
     # A plan does not say how its noise was scaled: the smaller value is assumed.
     alone = from_execution_plan(made.plan, neighboring_relation=ours)
     assert jde.epsilon(alone, delta=DELTA) == poisson(1.3, rounds, ours)

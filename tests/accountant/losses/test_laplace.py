@@ -49,10 +49,8 @@ def integrated(rate, shift, function, breaks):
 def settings(seed, count):
     rng = np.random.default_rng(seed)
     for _ in range(count):
-        rate = rng.choice(
-            [10 ** rng.uniform(-9, 0), 1 - 10 ** rng.uniform(-9, -0.3), 1]
-        )
-        yield float(rate), 10 ** rng.uniform(-4, 2), rng
+        rates = [10 ** rng.uniform(-9, 0), 1 - 10 ** rng.uniform(-9, -0.3), 1]
+        yield float(rng.choice(rates)), 10 ** rng.uniform(-4, 2), rng
 
 
 @pytest.mark.few(1)

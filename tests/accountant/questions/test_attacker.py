@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -90,11 +91,8 @@ class TestSampled:
         assert np.any(less < deltas)
 
     def test_mu_grows_where_more_of_the_tail_has_to_fit(self):
-        step = sampled(0.01, 0.7)
-        values = [
-            attacker.gdp_mu(step, num_steps=1, smallest_delta=floor)
-            for floor in (0.5, 1e-3, 1e-6, 1e-12, 1e-20, 1e-100)
-        ]
+        step, floors = sampled(0.01, 0.7), (0.5, 1e-3, 1e-6, 1e-12, 1e-20, 1e-100)
+        values = [attacker.gdp_mu(step, num_steps=1, smallest_delta=f) for f in floors]
         assert values[0] == 0 and np.all(np.diff(values) > 0)
 
 
@@ -211,6 +209,13 @@ def test_the_error_of_an_exact_delta_is_added(monkeypatch):
     assert mu * (1 - 1e-6) <= attacker.gdp_mu(step, num_steps=1) <= mu * (1 + 1e-6)
     certified = attacker.upper_delta(step, epsilon=4.0, num_steps=1)
     assert certified == pytest.approx(jde.privacy_profile(step, 4.0), rel=1e-14)
+
+
+def test_a_curve_without_exact_answers_is_certified_at_once(monkeypatch):
+    ask = mock.Mock(side_effect=lambda *_, epsilon, **run: np.exp(-4 * epsilon))
+    monkeypatch.setattr(attacker, "upper_delta", ask)
+    attacker.gdp_mu(jde.LaplaceRelease(2.0), num_steps=2)
+    assert {call.kwargs["method"] for call in ask.call_args_list} == {"pld"}
 
 
 @pytest.mark.slow

@@ -378,5 +378,4 @@ def test_a_run_that_ended_early_is_reported_with_its_plan(tmp_path, answer, caps
 
 def test_a_step_with_bands_of_full_memory_is_read(tmp_path):
     step = jde.banded(STEP, jde.Bands(2, level="user", horizon=math.inf))
-    path = new_run(tmp_path / "run", step, num_steps=3)
-    assert read_ledger(path).a_step == step
+    assert read_ledger(new_run(tmp_path / "run", step, num_steps=3)).a_step == step

@@ -73,8 +73,7 @@ def menu_book(tmp_path, **totals):
 
 
 def test_runs_are_charged_until_the_next_would_exceed(book):
-    terms = read_book(book).terms
-    assert 0.7 < terms.prices.budget.mu < 0.75
+    assert 0.7 < read_book(book).terms.prices.budget.mu < 0.75
     assert paid(book, "one").price == {"mu": pytest.approx(0.5), "floor": 0.0}
     assert paid(book, "two").number == 2
     with pytest.raises(BookExhaustedError, match="nothing was charged or sampled"):
@@ -148,8 +147,7 @@ def test_each_option_of_a_menu_keeps_to_its_quota(tmp_path):
             paid(where, "5", order(run))
     with pytest.raises(ValueError, match="floor must be left out: the book has a menu"):
         paid(where, "6", order(floor=1e-7))
-    content = read_book(where)
-    assert content.composition().counts == (110, 100)
+    assert read_book(where).composition().counts == (110, 100)
 
 
 def test_a_charge_survives_a_power_failure(book):

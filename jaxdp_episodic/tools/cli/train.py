@@ -67,6 +67,7 @@ def do_tune(o: command.Options) -> list[str]:
     # Imported here: Flax costs a second, which no help should pay.
     from jaxdp_episodic.tools.train import search as searches
     from jaxdp_episodic.tools.train.search_space import read_search
+    from jaxdp_episodic.trainer.run.evaluation import digits
 
     base, is_public = o.file.parent, o.held_out_is_public
     search = read_search(o.file, held_out_is_public=is_public)
@@ -75,15 +76,14 @@ def do_tune(o: command.Options) -> list[str]:
         each, whole = upward(budget.run_epsilon, 5), upward(budget.epsilon, 5)
         rows = {"each run": f"epsilon {each}"}
         return command.facts(rows | {"the search": f"epsilon {whole} (upper bound)"})
-    found = searches.run_search(search, o.out, resume=o.resume, base=base, book=book)
+    run = searches.run_search(search, o.out, resume=o.resume, base=base, book=book)
     delta = f"delta {search.settings.delta:g}"
-    rows = {"epsilon": f"{upward(found.epsilon, 5)} (upper bound, {delta})"}
-    if found.chosen is None:
+    rows = {"epsilon": f"{upward(run.epsilon, 5)} (upper bound, {delta})"}
+    if run.chosen is None:
         rows["release"] = "none: no run was drawn"
     else:
-        named = found.hyperparameters.items()
-        rows["chosen"] = ", ".join(f"{k} = {v}" for k, v in named)
-        rows["score"] = f"{abs(found.score):.4f} ({search.settings.split})"
+        rows["chosen"] = ", ".join(f"{k} = {v}" for k, v in run.hyperparameters.items())
+        rows["score"] = f"{digits(abs(run.score))} ({search.settings.split})"
         rows["to release"] = str(o.out / searches.RELEASE)
     rows["secret"] = f"everything else in {o.out}, the number of runs too"
     return command.facts(rows, 10)

@@ -162,16 +162,19 @@ def test_the_privacy_unit_can_be_chosen(tmp_path):
     for wishes, message in (
         ({"unit": "patient"}, "--unit must be one of"),
         ({"unit": "person"}, "--owner must be given"),
-        ({"ways": 0}, "ways must be from 2 to"),
-        ({"ways": 29}, "ways must be from 2 to"),
+        *(({"ways": number}, "ways must be from 2 to") for number in (0, 29)),
     ):
         with pytest.raises(ValueError, match=message):
             first_config(source, Wishes(**wishes))
     source = described_source(tasks(tmp_path), tmp_path / "x.toml", target="y")
-    text, _ = first_config(source, Wishes(epsilon=100.0))
-    assert re.search(r"target_bound = [4-9]000.0  # of this split's validation d", text)
-    copied = source._replace(keeps_duplicates=True)  # some may be validation data, too
-    assert "validation data" not in first_config(copied, Wishes(epsilon=100.0))[0]
+    held = source.parts["validation"]
+    large = {**source.parts, "validation": held.with_features(1e3 * held.features)}
+    source, wish = source._replace(parts=large), Wishes(epsilon=100.0)
+    text, _ = first_config(source, wish)
+    whole = r"(?s)std = .\d{3,4}.0.  # of.*_bound = [4-9]000.0  # of this split's valid"
+    assert re.search(whole, text)
+    text, _ = first_config(source._replace(keeps_duplicates=True), wish)
+    assert "validation data" not in text and "scaled" not in text
 
 
 def test_an_existing_file_is_not_overwritten(tmp_path, capsys):

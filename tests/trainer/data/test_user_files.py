@@ -230,9 +230,6 @@ def test_a_missing_column_is_named(tmp_path):
             load_table(path, features=["d"], label="kind")
 
 
-# --- Lists of numbers, such as embeddings ---
-
-
 def with_lists(folder, name="data.parquet", *, vectors, **more):
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_727,
+    "jaxdp_episodic": 65_732,
     "jaxdp_episodic/accountant/describe": 4_062,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_449,
@@ -343,9 +343,9 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/train": 1_327,
     "jaxdp_episodic/tools/explore": 509,
     "jaxdp_episodic/tools/cli": 2_457,
-    "jaxdp_episodic/files": 1_495,
+    "jaxdp_episodic/files": 1_500,
     "experiments": 7_103,
-    "tests": 48_427,
+    "tests": 48_432,
 }
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ from jaxdp_episodic.files.json_file import read_json
 MANIFEST = "manifest.json"
 _VERSION = 1  # of the manifest
 _MAX_MANIFEST_BYTES = 2**20  # a few hundred per column
+_NAME = re.compile(r"\w[\w.]*")  # leads to no other folder
 _HASHED_AT_ONCE = 2**22  # bytes between two calls of on_progress
 
 OnProgress = Callable[[int, int], None]
@@ -238,9 +240,12 @@ def _manifest(folder: Path) -> dict[str, Any]:
         found = read_json(path, max_bytes=_MAX_MANIFEST_BYTES)
         if found["version"] != _VERSION:
             raise ValueError(f"version must be {_VERSION}")
-        for described in found["splits"].values():
+        for split, described in found["splits"].items():
             described.setdefault("encoding", None)
             _ = described["columns"]["features"], *described["levels"]
+            for name in (split, *described["columns"]):
+                if not _NAME.fullmatch(name):
+                    raise ValueError(f"{name[:60]!r} must be a plain name")
             for entry in described["columns"].values():
                 _ = [entry[key] for key in ("bytes", "dtype", "shape", "sha256")]
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -303,6 +303,11 @@ def test_a_damaged_folder_is_refused_by_name(name, harm, message, folder):
     ("change", "message"),
     [
         (lambda m, _: m.update(version=2), "damaged: version must be 1"),
+        (
+            lambda m, split: m["splits"].update({"..": split}),
+            "'[.][.]' must be a plain",
+        ),
+        (lambda m, split: split["columns"].update({"a/b": 0}), "'a/b' must be a plain"),
         (lambda m, split: split["columns"].update(owners={}), "damaged: 'bytes'"),
         (lambda m, split: split.update(encoding="octal"), "must hold uint8 in one of"),
     ],

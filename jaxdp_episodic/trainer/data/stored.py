@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic._validation import prefixed
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.files import column_folder
 from jaxdp_episodic.files.atomic import LOCK, locked, sync_folder, sync_tree
@@ -110,7 +111,8 @@ def load_stored(path: str | os.PathLike[str], split: str = TRAIN) -> ExampleTabl
     small = {n: c.whole() for n, c in found.columns.items() if n != "features"}
     owners = None
     if "owners" in small:
-        owners = Owners(small["owners"], small["people"])
+        with prefixed(str(folder)):
+            owners = Owners(small["owners"], small.get("people"))
     counts, ids = (
         tuple(small[n] for i in range(1, 100) if (n := f"level{i}.{kind}") in small)
         for kind in ("counts", "ids")

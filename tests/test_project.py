@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_734,
+    "jaxdp_episodic": 65_736,
     "jaxdp_episodic/accountant/describe": 4_062,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_449,
@@ -327,7 +327,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/bounds": 1_974,
     "jaxdp_episodic/accountant/interop": 1_763,
     "jaxdp_episodic/accountant/report": 2_110,
-    "jaxdp_episodic/trainer/data": 3_645,
+    "jaxdp_episodic/trainer/data": 3_647,
     "jaxdp_episodic/trainer/draw": 1_611,
     "jaxdp_episodic/trainer/config": 1_456,
     "jaxdp_episodic/trainer/gradient": 1_481,

@@ -110,9 +110,11 @@ def load_stored(path: str | os.PathLike[str], split: str = TRAIN) -> ExampleTabl
     features = StoredFeatures(found.columns["features"], found.encoding)
     small = {n: c.whole() for n, c in found.columns.items() if n != "features"}
     owners = None
+    if ("owners" in small) != ("people" in small):
+        raise ValueError(f"{folder} must have both owners and people, has only one")
     if "owners" in small:
-        with prefixed(str(folder)):
-            owners = Owners(small["owners"], small.get("people"))
+        with prefixed(folder):
+            owners = Owners(small["owners"], small["people"])
     counts, ids = (
         tuple(small[n] for i in range(1, 100) if (n := f"level{i}.{kind}") in small)
         for kind in ("counts", "ids")

@@ -30,7 +30,7 @@ _CLIPPED_SUM = Edit(
     f"total = {_ADDED.removeprefix('return ')}\n        "
     "return total._replace(gradient=clip_by_norm(total.gradient, clip)[0])",
 )
-_DONE = "self._now = (state._replace(**fields), number)"
+_DONE = "self._now = (state._replace(**self._shared(fields)), number)"
 _DRAWN = "draw_units(self.levels, generator)"
 _NORM = "clip_norm.longest(self.clipping) * self._longer"
 

@@ -71,6 +71,8 @@ Uses = list[tuple[PrivacyLoss, np.ndarray]]
 
 # Largest number of independent episodes of a step: the bound sums as many terms.
 MOST_EPISODES = 1_000_000
+# Largest number of populations of a run's truncated samples; each doubles the paths.
+_MOST_POPULATIONS = 8
 # Relative; exceeds the rounding errors of a square root and a division together.
 _ROUNDED_UP = 2.0**-51
 
@@ -108,6 +110,11 @@ def _on_all_paths(steps: Sequence[OneStep], parts: list[Any]) -> list[list[Uses]
     if len(set(axes)) == 1:
         return parts
     sizes = dict.fromkeys(axes, 1)
+    if (number := len(sizes.keys() - {False})) > _MOST_POPULATIONS:
+        raise NotImplementedError(
+            "truncated Poisson samples of one run must have at most "
+            f"{_MOST_POPULATIONS} different populations, got {number}"
+        )
     for axis, part in zip(axes, parts, strict=True):
         arrays = (array for uses in part for use in uses for array in use)
         sizes[axis] = max(sizes[axis], *(array.shape[-1] for array in arrays))

@@ -1,5 +1,6 @@
 """Truncated Poisson samples, against enumerated small data sets."""
 
+import dataclasses
 import itertools
 import math
 
@@ -192,3 +193,6 @@ def test_each_path_of_a_tree_meets_each_size_of_the_data_set(sizes):
     runs = [jde.AdaptiveRun({"tree": step, "cut": cut}, **prices) for step in steps]
     found, worst = (run.epsilon(delta=1e-3) for run in runs)
     assert found == pytest.approx(worst, rel=1e-6)
+    many = [(dataclasses.replace(cut, population=3 + k), 1) for k in range(9)]
+    with pytest.raises(NotImplementedError, match="at most 8 different populations"):
+        jde.epsilon(jde.compose(*many), delta=1e-5)

@@ -190,11 +190,18 @@ def test_a_bad_rule_is_refused_before_anything_is_charged(tmp_path, rule, messag
     assert read_ledger(tmp_path / run_files.STORE).charged == 0
 
 
-def test_a_rule_cannot_step_its_run():
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        ("step", "rule raised RuntimeError.* what a step calls"),
+        ("train", "must take no steps of its run, took some aft"),
+    ],
+)
+def test_a_rule_cannot_step_its_run(act, message, tmp_path):
     choices = iter([lambda: run.step() and "quiet", lambda: "loud"])
     run = adaptive(lambda released: next(choices)())
-    with pytest.raises(RuleError, match="must take no steps of its run, took some aft"):
-        run.step()
+    with pytest.raises(RuleError, match=message):
+        run.step() if act == "step" else run.train(tmp_path)
 
 
 def test_an_exception_in_a_rule_loses_nothing(tmp_path, whole):

@@ -77,6 +77,7 @@ def test_npz_with_a_public_list_of_classes(tmp_path):
         ({"images": np.zeros((2, 2)), "features": np.zeros((2, 2))}, "either images"),
         ({"features": np.zeros((3, 2))}, "come with an array labels"),
         ({"features": np.zeros((3, 2)), "labels": np.zeros((3, 2))}, "one-hot rows"),
+        ({"features": np.zeros((3, 2)), "labels": np.zeros(2, int)}, "one entry"),
         ({"features": np.full((3, 2), np.nan), "labels": np.zeros(3, int)}, "row 0"),
         ({"images": np.zeros((3, 2, 2), int), "labels": np.zeros(3, int)}, "uint8"),
         ({"features": np.ones((0, 3, 2))}, "features in .* must not be empty"),

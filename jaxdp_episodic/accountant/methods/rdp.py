@@ -152,7 +152,7 @@ FINE = Quadrature(32, 16)
 # Quadrature of the search for the order: it resolves the phase transition of the
 # sampled Gaussian, a cliff of L(t) with the best order at its foot.
 COARSE = Quadrature(16, 10)
-# The same for JAX, which compiles one program for both, with as many panels.
+# The same for JAX, in one program with as many panels for both; the answer to 2e-10.
 _TRACED = tuple(Quadrature(20, nodes) for nodes in reversed(SIZES))
 
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
 import scipy.special
@@ -213,23 +212,21 @@ class Evaluation:
             _validation.integer_array(name, value, minimum=least)
         if ways is None and data.targets is None:
             raise ValueError("data must have targets for regression, got none")
-        names = data.level_names
-        drawn = [1] * (len(names) - 2) + [1 if ways is None else ways]
-        # Slots beyond the largest class would be computed and masked.
-        largest = int(np.max(data.population.children_counts[-1], initial=0))
-        drawn.append(shots + min(queries, max(largest - shots, 1)))
-        levels = [
-            WithoutReplacement(name, size=size)
-            for name, size in zip(names, drawn, strict=True)
-        ]
-        self.shots, self.ways = shots, ways
-        self.queries, self._seed = queries, seed
-        most = int(np.max(data.population.children_counts[len(names) - 2], initial=0))
+        names, counts = data.level_names, data.population.children_counts
+        most = int(np.max(counts[len(names) - 2], initial=0))
         if ways is not None and ways > most:
             raise ValueError(
                 f"ways must be at most {most}, the number of held-out classes, got "
                 f"{ways}"
             )
+        # Slots beyond the largest class would be computed and masked.
+        largest = int(np.max(counts[-1], initial=0))
+        sizes = [1] * (len(names) - 2) + [1 if ways is None else ways]
+        sizes.append(shots + min(queries, max(largest - shots, 1)))
+        levels = [
+            WithoutReplacement(name, size=size)
+            for name, size in zip(names, sizes, strict=True)
+        ]
         sampler = EpisodeSampler(
             IndependentEpisodes(MultistageSampling(*levels), num_episodes=num_episodes),
             data.population,
@@ -237,15 +234,15 @@ class Evaluation:
         )
         draw = sampler.draw(np.random.default_rng(seed))
         # Drop the axes of levels above the episode, which have one unit each.
-        keep = 1 if ways is None else 2
-        shape = (num_episodes, *draw.mask.shape[-keep:])
-        draw = draw._replace(
-            examples=draw.examples.reshape(shape), mask=draw.mask.reshape(shape)
-        )
-        self._draw, self.data = draw, data
+        shape = (num_episodes, *draw.mask.shape[-1 if ways is None else -2 :])
+        examples, mask = draw.examples.reshape(shape), draw.mask.reshape(shape)
+        # no clip unit is null
+        self._draw = draw._replace(examples=examples, mask=mask, holds_null=None)
+        self.data, self.ways, self.shots, self.queries = data, ways, shots, queries
+        self._seed = seed
+        self._how = {"ways": ways, "shots": shots, "encoding": code_of(data)}
         # The first example of each class (task), if any, is in its first slot.
-        groups = data.class_places[draw.examples[..., 0]]
-        groups = np.where(draw.mask[..., 0], groups, -1)
+        groups = np.where(mask[..., 0], data.class_places[examples[..., 0]], -1)
         self._groups = groups.reshape(num_episodes, -1)
         # The block size changes no score: episodes are evaluated one by one.
         bytes_each = 4 * math.prod(shape[1:]) * math.prod(data.features.shape[1:])
@@ -258,15 +255,8 @@ class Evaluation:
 
     def episodes(self, learner: Any, params: Any) -> EpisodeScores:
         """Returns the scores of each class of each episode that has a query."""
-        scores, weights = [], []
-        with closing(self._blocks()) as blocks:
-            for block in blocks:
-                score, weight = self._scores(learner, params, block)
-                scores.append(np.asarray(score)[block.unit_mask > 0])
-                weights.append(np.asarray(weight)[block.unit_mask > 0])
-        sums, queries = (
-            np.concatenate(a).astype(np.float64) for a in (scores, weights)
-        )
+        score = functools.partial(scores_of, num_classes=self._groups.shape[1])
+        sums, queries = self._of_each(score, learner, params)
         used = queries.sum(axis=1) > 0
         if np.count_nonzero(used) < 2:
             raise ValueError(
@@ -282,39 +272,37 @@ class Evaluation:
 
     def logits(self, learner: Any, params: Any) -> tuple[np.ndarray, np.ndarray]:
         """Returns each query's logits, (Q, ways) float64, and its class, (Q,)."""
-        learner, found = for_ways(learner, self.ways), []
-        how = {"shots": self.shots, "encoding": code_of(self.data)}
-        with closing(self._blocks()) as blocks:
-            for block in blocks:
-                arrays = logits_of_block(params, block, learner=learner, **how)
-                logits, targets, mask = map(np.asarray, arrays)
-                is_there = (mask > 0) & (block.unit_mask > 0)[:, None]
-                found.append((logits[is_there], targets[is_there]))
-        logits, targets = map(np.concatenate, zip(*found, strict=True))
-        return logits.astype(np.float64), targets
+
+        def there(logits: Any, targets: Any, mask: Any) -> tuple[Any, Any]:
+            return logits[mask > 0].astype(np.float64), targets[mask > 0]
+
+        return self._of_each(there, learner, params)
 
     def trace(self, learner: Any, params: Any) -> None:
-        """Traces the scores of a block; raises what the learner raises."""
+        """Traces the predictions for a block; raises what the learner raises."""
         zeros = zero_block(self.data, self._draw.mask.shape[1:], self._block_size)
-        jax.eval_shape(functools.partial(self._scores, learner), params, zeros)
+        ask = functools.partial(predicted_of_block, learner=learner, **self._how)
+        jax.eval_shape(ask, params, zeros)
 
-    def _scores(self, learner: Any, params: Any, block: Any) -> tuple[Any, Any]:
-        how = {"ways": self.ways, "shots": self.shots, "encoding": code_of(self.data)}
-        return scores_of_block(params, block, learner=learner, **how)
-
-    def _blocks(self) -> Generator[Block, None, None]:
-        """Yields blocks of the episodes, which may not fit in memory together."""
-        size, draw = self._block_size, self._draw
+    def _of_each(
+        self, act: Callable[..., tuple[Any, Any]], learner: Any, params: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Joins what ``act`` makes of each block's predictions, targets and mask."""
+        size, draw, found = self._block_size, self._draw, []
 
         def made(start: int) -> Block:
             here = slice(start, start + size)
-            # no clip unit is null
-            examples, mask = draw.examples[here], draw.mask[here]
-            part = draw._replace(examples=examples, mask=mask, holds_null=None)
+            part = draw._replace(examples=draw.examples[here], mask=draw.mask[here])
             return make_blocks(part, self.data, block_size=size)[0]
 
-        starts = range(0, len(draw.mask), size)
-        return prefetched(made, ((start,) for start in starts))
+        # All blocks together may not fit in memory.
+        starts = ((start,) for start in range(0, len(draw.mask), size))
+        with closing(prefetched(made, starts)) as blocks:
+            for block in blocks:
+                asked = predicted_of_block(params, block, learner=learner, **self._how)
+                found.append(act(*(np.asarray(a)[block.unit_mask > 0] for a in asked)))
+        first, second = map(np.concatenate, zip(*found, strict=True))
+        return first, second
 
 
 def for_ways(learner: Any, ways: int | None) -> Any:
@@ -326,23 +314,8 @@ def for_ways(learner: Any, ways: int | None) -> Any:
     return learner
 
 
-@functools.partial(jax.jit, static_argnames=("learner", "shots", "encoding"))
-def logits_of_block(
-    params: Any, block: Any, *, learner: Any, shots: int, encoding: str | None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns (J, Q, ways) logits of the queries, their classes and their mask."""
-
-    def one(block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        block = decoded(as_trained(block, training_dtype(params)), encoding)
-        episode = to_episode(block, shots=shots, is_regression=False)
-        logits = learner.predict(params, episode)
-        return logits, episode.query_targets, episode.query_mask
-
-    return jax.lax.map(one, block)
-
-
 @functools.partial(jax.jit, static_argnames=("learner", "ways", "shots", "encoding"))
-def scores_of_block(
+def predicted_of_block(
     params: Any,
     block: Any,
     *,
@@ -350,37 +323,41 @@ def scores_of_block(
     ways: int | None,
     shots: int,
     encoding: str | None,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns hits (or squared errors) and queries of each class of each episode.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the predictions, targets and mask of the queries of each episode.
 
     ``ways`` is None for regression.
     """
     learner, is_regression = for_ways(learner, ways), ways is None
 
-    def one(block: Any) -> tuple[jax.Array, jax.Array]:
+    def one(block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         block = decoded(as_trained(block, training_dtype(params)), encoding)
         episode = to_episode(block, shots=shots, is_regression=is_regression)
-        predicted = learner.predict(params, episode)
-        weight = episode.query_mask
-        number, axes = len(weight), 1 if is_regression else 2
-        if predicted.ndim != axes or len(predicted) != number:
+        predicted, mask = learner.predict(params, episode), episode.query_mask
+        if predicted.ndim != 2 - is_regression or len(predicted) != len(mask):
             wanted = "(queries,) values" if is_regression else "(queries, ways) logits"
             raise ValueError(
-                f"predict must return {wanted} for {number} queries, got shape "
+                f"predict must return {wanted} for {len(mask)} queries, got shape "
                 f"{predicted.shape}"
             )
-        if is_regression:
-            score = jnp.square(predicted - episode.query_targets)
-        else:
-            kind = episode.query_targets.dtype
-            best = jax.lax.argmax(predicted, predicted.ndim - 1, kind)
-            hits = best == episode.query_targets
-            score = hits.astype(weight.dtype)
-        rows = 1 if is_regression else block.slot_mask.shape[0]  # classes
-        hits, there = (a.reshape(rows, -1) for a in (score * weight, weight))
-        return jnp.sum(hits, axis=1), jnp.sum(there, axis=1)
+        return predicted, episode.query_targets, mask
 
     return jax.lax.map(one, block)
+
+
+def scores_of(
+    predicted: Any, targets: Any, mask: Any, num_classes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns hits (or squared errors) and queries of each class of each episode."""
+    predicted, targets, mask = (
+        np.asarray(a, float) for a in (predicted, targets, mask)
+    )
+    if predicted.ndim == 2:
+        score = np.square(predicted - targets)
+    else:
+        score = predicted.argmax(axis=2) == targets
+    score, shape = np.where(mask > 0, score, 0.0), (len(mask), num_classes, -1)
+    return score.reshape(shape).sum(axis=2), mask.reshape(shape).sum(axis=2)
 
 
 # --- Noisy scores of private data ---
@@ -468,6 +445,8 @@ class PrivateValidation:
                 else f"step.clip_unit must be one episode of {axes} level(s) of slots "
                 f"below it, got {str(step.clip_unit)!r} with {len(shape)}"
             )
+        self._how = {"ways": None if axes == 1 else shape[-2], "shots": shots}
+        self._how["encoding"] = code_of(data)
         self.normalizer = checks.public_normalizer(normalizer, step, self._sampler)
         self.fixed = _validation.flag("fixed", fixed)
         if fixed and not _draws_everybody(step):
@@ -524,12 +503,12 @@ class PrivateValidation:
         return np.asarray((total + noise) / GRID / self.normalizer, np.float64)
 
     def trace(self, learner: Any, params: Any) -> None:
-        """Traces the scores of a block; raises what the learner raises."""
-        jax.eval_shape(functools.partial(self._scores, learner), params, self._zeros)
+        """Traces the predictions for a block; raises what the learner raises."""
+        jax.eval_shape(functools.partial(self._predicted, learner), params, self._zeros)
 
     def try_out(self, learner: Any, params: Any) -> None:
-        """Compiles the scores of a block, and runs them on zeros."""
-        jax.block_until_ready(self._scores(learner, params, self._zeros))
+        """Compiles the predictions for a block, and makes them for zeros."""
+        jax.block_until_ready(self._predicted(learner, params, self._zeros))
 
     def score(self, released: Any) -> NoisyScore:
         """Returns the score that a release stands for; a function of the release."""
@@ -546,8 +525,8 @@ class PrivateValidation:
         """(J,) whole numbers of grid steps in [-GRID, GRID]; 0 for null units."""
         found = []
         for block in make_blocks(draw, self.data, block_size=_AT_ONCE):
-            both = jax.device_get(self._scores(learner, params, block))
-            sums, weights = (a.astype(np.float64).sum(axis=1) for a in both)
+            asked = jax.device_get(self._predicted(learner, params, block))
+            sums, weights = (each.sum(axis=1) for each in scores_of(*asked, 1))
             # The value for a unit without queries is not used.
             mean = sums / np.maximum(weights, 1.0)
             score = mean if self.error_bound is None else 1 - mean / self.error_bound
@@ -560,11 +539,8 @@ class PrivateValidation:
     def _zeros(self) -> Block:
         return zero_block(self.data, self._sampler.slot_shape, _AT_ONCE)
 
-    def _scores(self, learner: Any, params: Any, block: Any) -> Any:
-        """Sums and weights of a block's episodes."""
-        ways = None if self.error_bound is not None else self._sampler.slot_shape[-2]
-        how = {"ways": ways, "shots": self.shots, "encoding": code_of(self.data)}
-        return scores_of_block(params, block, learner=learner, **how)
+    def _predicted(self, learner: Any, params: Any, block: Any) -> Any:
+        return predicted_of_block(params, block, learner=learner, **self._how)
 
 
 def _draws_everybody(step: GaussianStep) -> bool:

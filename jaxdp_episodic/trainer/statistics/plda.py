@@ -50,9 +50,8 @@ _MUCH_NOISE = 16.0
 # directions alike. The lower end is below all values of texts and typefaces (0.0153 to
 # 0.071), and serves new classes that differ in other directions.
 _UNSEEN = 0.015, 1.0
-# Most classes that are left out once. More do not improve the estimate, and a thousand
-# classes in as many features would take an hour.
-_MOST_LEFT_OUT = 64
+# Relative length of a direction in which means do not differ; above rounding errors.
+_DEPENDENT = 1e-12
 # Ridge if there is neither noise nor variance, divided by the mean eigenvalue.
 _RIDGE = 1e-4
 
@@ -241,24 +240,27 @@ def _spread_of_new(means: np.ndarray, error: float) -> tuple[float, float]:
 
     The former is divided by theirs, and in [0, 1].
     """
-    # Both are moved by one standard error (over classes) towards directions that were
-    # not seen. So with few classes or much noise, directions keep their weight.
+    # Each class is left out once. Both are moved by one standard error (over classes)
+    # towards directions that were not seen. So with few classes or much noise,
+    # directions keep their weight.
     classes, number = means.shape
-    means = np.linalg.qr(means.T)[1].T  # (K, K): same distances, fewer columns
-    kept = np.linspace(0, classes - 1, min(classes, _MOST_LEFT_OUT)).astype(int)
-    new, theirs, rest = np.zeros((3, len(kept)))
-    for place, one in enumerate(kept):
-        others = np.delete(means, one, axis=0)
-        middle = others.mean(axis=0)
-        apart = (means[one] - middle) / math.sqrt(1 + 1 / (classes - 1))
-        _, lengths, ways = np.linalg.svd(others - middle, full_matrices=False)
-        lengths, ways = lengths[: classes - 2], ways[: classes - 2]
-        new[place] = np.sum(np.square(ways @ apart)) - error * len(ways)
-        rest[place] = np.sum(np.square(apart)) - error * number - new[place]
-        edge = _edge_of_means(len(ways), number, error)
-        theirs[place] = np.sum(np.maximum(lengths**2 - edge, 0.0))
-    of_new, of_rest = (np.std(x, ddof=1) / math.sqrt(len(kept)) for x in (new, rest))
-    along = (new.mean() - of_new) * (classes - 2) / max(theirs.mean(), 1e-30)
+    centered = means - means.mean(axis=0)
+    left, lengths, _ = np.linalg.svd(centered, full_matrices=False)
+    left, lengths = left[:, :-1], lengths[:-1]  # they span K - 1 directions
+    edge = _edge_of_means(classes - 1, number, error)
+    theirs = np.sum(np.maximum(lengths**2 - edge, 0.0)) / (classes - 1)
+    # A mean's squared distance from the affine hull of the others is 1 over its entry
+    # in the diagonal of the pseudoinverse of the Gram matrix.
+    least = max(_DEPENDENT * lengths[0], 1e-30)
+    inverse = np.sum(np.square(left / np.maximum(lengths, least)), axis=1)
+    # Differences from the mean of the others have this multiple of a mean's variance.
+    more = classes / (classes - 1)
+    apart = np.sum(np.square(centered), axis=1) * more**2
+    beside = np.minimum(1 / np.maximum(inverse, 1e-300), apart)
+    new = (apart - beside) / more - error * (classes - 2)
+    rest = beside / more - error * (number - classes + 2)
+    of_new, of_rest = (np.std(x, ddof=1) / math.sqrt(classes) for x in (new, rest))
+    along = (new.mean() - of_new) / max(theirs, 1e-30)
     across = (rest.mean() + of_rest) / (number - classes + 2)
     return float(np.clip(along, 0.0, 1.0)), float(across)
 

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_745,
+    "jaxdp_episodic": 65_660,
     "jaxdp_episodic/accountant/describe": 4_062,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_449,
@@ -333,10 +333,10 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/gradient": 1_481,
     "jaxdp_episodic/trainer/learners": 2_362,
     "jaxdp_episodic/trainer/statistics": 1_315,
-    "jaxdp_episodic/trainer/run": 6_821,
+    "jaxdp_episodic/trainer/run": 6_797,
     "jaxdp_episodic/trainer/audit": 1_935,
     "jaxdp_episodic/tools/requests": 816,
-    "jaxdp_episodic/tools/sweep": 1_202,
+    "jaxdp_episodic/tools/sweep": 1_141,
     "jaxdp_episodic/tools/plan": 2_204,
     "jaxdp_episodic/tools/plots": 1_239,
     "jaxdp_episodic/tools/book": 1_187,

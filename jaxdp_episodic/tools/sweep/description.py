@@ -9,21 +9,23 @@ together. Fields have the names that ``epsilon`` prints: "noise_multiplier",
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import MultistageSampling, Scheme
-from jaxdp_episodic.accountant.describe.spec import Spec, refuse_hostile
+from jaxdp_episodic.accountant.describe.spec import Spec, mapped, refuse_hostile
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.api import METHODS, check_method
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, runs_of
@@ -33,6 +35,7 @@ from jaxdp_episodic.tools.requests.request import (
     Request,
     read_request,
 )
+from jaxdp_episodic.trainer.data import fields
 
 AXIS_WAYS = ("values", "linspace", "geomspace")
 METHOD = "method"
@@ -42,9 +45,6 @@ _MAX_SETTINGS = 2**53  # so that indices are exact
 _MAX_VALUES = 10_000_000  # of an axis; all values of the axes are in memory
 _MAX_AXES = 12  # all corners of the grid are checked, at most 2**12
 _MAX_LETTERS = 100  # of a word; the longest known one has 16
-
-# The place of a field: keys of tables and indices of lists, from the step down.
-KeyPath = tuple[str | int, ...]
 
 
 def _specs(spec: type[Spec]) -> Iterator[type[Spec]]:
@@ -56,115 +56,85 @@ def _specs(spec: type[Spec]) -> Iterator[type[Spec]]:
 
 
 _NUMERIC = {spec.__name__: spec.numeric for spec in _specs(ComposedSteps)}
-_CHECKS = {name: check for spec in _NUMERIC.values() for name, check in spec.items()}
-_SCHEMES = tuple(scheme.__name__ for scheme in get_args(Scheme))
+_WHOLE = {
+    name
+    for checks in _NUMERIC.values()
+    for name, check in checks.items()
+    if getattr(check, "func", None) is _validation.integer_array
+}
 _PARTS = ("sampling", "levels", "episodes", "classes", "examples", "steps", "people")
+# Way -> the check of its first and last number.
+_ENDS = {
+    "linspace": _validation.reals("have finite ends", np.isfinite),
+    "geomspace": _validation.positive_array,
+}
 
 
 def is_whole(field: str) -> bool:
     """True if a field takes whole numbers only."""
     name = field.rpartition(".")[2]
-    if name == "num_steps" or name.startswith("counts["):
-        return True
-    return getattr(_CHECKS.get(name), "func", None) is _validation.integer_array
+    return name in _WHOLE or name == "num_steps" or name.startswith("counts[")
 
 
-def wrapped(step: Any) -> Any:
-    """Returns a step's table with each single scheme as a list of one level."""
-    if not isinstance(step, Mapping):
-        return step
-    table = dict(step)
-    if isinstance(table.get("steps"), list):
-        table["steps"] = [wrapped(part) for part in table["steps"]]
-    drawn = table.get("sampling")
-    if isinstance(drawn, Mapping):
-        table["sampling"] = wrapped(drawn)
-        if drawn.get("type") in _SCHEMES:
-            name = MultistageSampling.__name__
-            table["sampling"] = {"type": name, "levels": [drawn]}
-    return table
+class Place(NamedTuple):
+    """Where a step's table has a numeric field."""
+
+    path: str  # as in `mapped`, for example "sampling.levels[1].size"
+    table: dict[str, Any]  # the table that holds the field, or lacks it
 
 
 def numeric_fields(
-    step: Any, path: KeyPath = (), prefix: str = ""
-) -> dict[str, KeyPath]:
-    """Returns name -> path of the numeric fields in the wrapped table of a step."""
-    found: dict[str, KeyPath] = {}
-    if not isinstance(step, Mapping):
+    step: Any, path: tuple[str, ...] = (), prefix: str = ""
+) -> dict[str, Place]:
+    """Returns name -> place of the numeric fields in the table of a step."""
+    found: dict[str, Place] = {}
+    if not isinstance(step, dict):
         return found
-    kind, name = str(step.get("type")), step.get("name")
-    named = f"{prefix}{name}." if isinstance(name, str) else prefix
-    counts = step.get("counts")
+    kind, name, counts = str(step.get("type")), step.get("name"), step.get("counts")
     if kind == ComposedSteps.__name__ and isinstance(counts, list):
-        found |= {f"counts[{i}]": (*path, "counts", i) for i in range(len(counts))}
-    found |= {named + field: (*path, field) for field in _NUMERIC.get(kind, ())}
+        places = (f"counts[{i}]" for i in range(len(counts)))
+        found |= {place: Place(place, {}) for place in places}  # none is missing
+    named = f"{prefix}{name}." if isinstance(name, str) else prefix
+    for field in _NUMERIC.get(kind, ()):
+        found[named + field] = Place(".".join((*path, field)), step)
     for part in _PARTS:
-        value, below = step.get(part), (*path, part)
+        value = step.get(part)
         if not isinstance(value, list):
             inner = f"{prefix}people." if part == "people" else prefix
-            found |= numeric_fields(value, below, inner)
+            found |= numeric_fields(value, (*path, part), inner)
             continue
         for i, item in enumerate(value):
             inner = f"{prefix}steps[{i}]." if part == "steps" else prefix
-            found |= numeric_fields(item, (*below, i), inner)
+            found |= numeric_fields(item, (*path, f"{part}[{i}]"), inner)
     return found
 
 
-def filled(table: Any, path: KeyPath, value: Any, *, over: bool = False) -> Any:
-    """Returns a table with a value at a path; an old one stays unless ``over``."""
-    if not path:
-        return value if over or table is None else table
-    head, *rest = path
-    copy: Any = list(table) if isinstance(head, int) else dict(table)
-    below = table[head] if isinstance(head, int) else table.get(head)
-    copy[head] = filled(below, tuple(rest), value, over=over)
-    return copy
-
-
-def table_of(step: GaussianStep | ComposedSteps) -> dict[str, Any]:
-    """Returns a step's dictionary form, with populations as objects."""
-    table = step.to_dict()
-    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
-    for part, one in zip(parts, table.get("steps", [table]), strict=True):
-        if isinstance(part, GaussianStep) and part.population is not None:
-            one["population"] = part.population
-    return table
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Axis(Spec):
+class Axis(fields.CheckedSpec):
     """The values of one field, given in exactly one of three ways."""
 
-    field: str  # e.g. "noise_multiplier" or "school.size"
+    field: fields.Text  # e.g. "noise_multiplier" or "school.size"
     values: Any = None  # numbers, or words for "method" and "quantity"
     linspace: Any = None  # (first, last, how_many), evenly spaced, both ends included
     # The same with a constant ratio. Whole numbers are rounded, duplicates dropped.
     geomspace: Any = None
-    zip: str | None = None  # axes with the same name here move together
+    zip: fields.Text | None = None  # axes with the same name here move together
 
-    def __post_init__(self) -> None:
-        for name, kinds in (("field", str), ("zip", str | None)):
-            if not isinstance(value := getattr(self, name), kinds):
-                shown = _validation.shown(value)
-                raise TypeError(f"{name} must be a string, got {shown}")
+    def check_values(self) -> None:
+        """Refuses lists that are not of words or numbers, and several lists."""
         given = [name for name in AXIS_WAYS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of {AXIS_WAYS}, got {given or 'none'}")
         (way,) = given
-        if way != "values" and self.is_words:
+        if way != "values" and self.field in WORD_FIELDS:
             raise ValueError(f"{self.field} must be given by values, got {way}")
         checked = self._checked_values() if way == "values" else self._checked_ends(way)
         object.__setattr__(self, way, checked)
 
-    @property
-    def is_words(self) -> bool:
-        """True if the field takes words."""
-        return self.field in WORD_FIELDS
-
     def points(self) -> np.ndarray:
         """Returns the values, (K,): float64, int64 for whole numbers, or strings."""
         points = np.asarray(self.values)
-        if self.is_words:
+        if self.field in WORD_FIELDS:
             return points
         if self.values is None:
             spaced = np.linspace if self.linspace is not None else np.geomspace
@@ -183,39 +153,29 @@ class Axis(Spec):
         return rounded[np.sort(np.unique(rounded, return_index=True)[1])]
 
     def _checked_values(self) -> tuple[Any, ...]:
-        values, shown = self.values, _validation.shown(self.values)
-        if not isinstance(values, list | tuple | np.ndarray) or not len(values):
-            raise TypeError(f"values must be a list with at least one, got {shown}")
-        if self.is_words:
-            if not all(isinstance(word, str) for word in values):
-                raise TypeError(f"values must be words, got {shown}")
-            if max(map(len, values)) > _MAX_LETTERS:
+        if self.field in WORD_FIELDS:
+            words = fields.listed("values", self.values)
+            if max(map(len, words)) > _MAX_LETTERS:
                 raise ValueError(f"values must have at most {_MAX_LETTERS} letters")
-            return tuple(values)
-        array = _validation.real_array("values", values)
-        if array.ndim != 1:
-            raise ValueError(f"values must be a flat list, got shape {array.shape}")
-        _check_number_of("values", array.size)
-        return tuple(np.asarray(values).tolist())
+            return words
+        array = _validation.real_array("values", self.values)
+        if array.ndim != 1 or not 1 <= array.size <= _MAX_VALUES:
+            raise ValueError(
+                f"values must be a flat list of at least one number and at most "
+                f"{_MAX_VALUES:,}, got shape {array.shape}"
+            )
+        return tuple(np.asarray(self.values).tolist())
 
     def _checked_ends(self, name: str) -> tuple[float, float, int]:
         ends = getattr(self, name)
         if not isinstance(ends, list | tuple) or len(ends) != 3:
             shown = _validation.shown(ends)
             raise ValueError(f"{name} must be [first, last, how_many], got {shown}")
-        first, last = (_validation.real_array(name, end) for end in ends[:2])
-        number = _validation.integer_array(f"{name}: how_many", ends[2], minimum=1)
-        if any(end.ndim or not np.isfinite(end) for end in (first, last, number)):
-            raise ValueError(f"{name} must be three finite numbers, got {ends!r}")
-        if name == "geomspace" and not (first > 0 and last > 0):
-            raise ValueError(f"the ends of geomspace must be > 0, got {ends!r}")
-        _check_number_of(f"{name}: how_many", int(number))
-        return float(first), float(last), int(number)
-
-
-def _check_number_of(name: str, number: int) -> None:
-    if number > _MAX_VALUES:
-        raise ValueError(f"{name} must be at most {_MAX_VALUES:,}, got {number:,}")
+        check = _ENDS[name]
+        first, last = (_validation.one(name, end, check) for end in ends[:2])
+        what = f"{name}: how_many"
+        number = _validation.whole_number(what, ends[2], maximum=_MAX_VALUES)
+        return first, last, number
 
 
 class Grid:
@@ -226,7 +186,6 @@ class Grid:
             raise ValueError("a sweep needs at least one axis, got none")
         if len(axes) > _MAX_AXES:
             raise ValueError(f"a sweep has at most {_MAX_AXES} axes, got {len(axes)}")
-        self.axes = axes
         self.names = tuple(axis.field for axis in axes)
         for name in self.names:
             if self.names.count(name) > 1:
@@ -238,15 +197,20 @@ class Grid:
             key = ("field", axis.field) if axis.zip is None else ("zip", axis.zip)
             dimensions.setdefault(key, []).append(axis.field)
         # Dimensions of the product, slowest first: each a tuple of zipped fields.
-        self.dimensions = tuple(tuple(fields) for fields in dimensions.values())
-        for fields in self.dimensions:
-            lengths = {name: self.points[name].size for name in fields}
+        self.dimensions = tuple(map(tuple, dimensions.values()))
+        for names in self.dimensions:
+            lengths = {name: self.points[name].size for name in names}
             if len(set(lengths.values())) > 1:
                 raise ValueError(f"zipped axes must be equally long, got {lengths}")
-        self.shape = tuple(self.points[fields[0]].size for fields in self.dimensions)
+        self.shape = tuple(self.points[names[0]].size for names in self.dimensions)
         self.size = math.prod(self.shape)
         if self.size > _MAX_SETTINGS:
             raise ValueError(f"a sweep has at most 2**53 settings, got {self.size:,}")
+
+    def words(self, field: str, default: Any) -> tuple[str, ...]:
+        """Returns the words of an axis, each once, or the default without an axis."""
+        words = self.points[field].tolist() if field in self.names else (default,)
+        return tuple(dict.fromkeys(words))
 
     def dimension_of(self, field: str) -> int:
         """Returns the dimension of the product that a field belongs to."""
@@ -265,8 +229,8 @@ class Grid:
     def corners(self) -> dict[str, np.ndarray]:
         """Returns the settings with each field at its smallest or largest value."""
         ends = []
-        for fields in self.dimensions:
-            columns = [self.points[name] for name in fields]
+        for names in self.dimensions:
+            columns = [self.points[name] for name in names]
             extremes: Any = np.arange(columns[0].size)  # of words: all
             if all(column.dtype.kind != "U" for column in columns):
                 extremes = [(np.argmin(c), np.argmax(c)) for c in columns]
@@ -283,6 +247,11 @@ _NEEDS = {
     "num_steps": ("epsilon", "delta"),
 }
 QUANTITIES = tuple(_NEEDS)
+EVALUATED = ("epsilon", "delta")  # the others are calibrated
+VALUE = "value"  # the column of answers if there are several quantities
+# Columns for methods other than "rdp": fields of `PrivacyInfo`. The error of a
+# calibrated value is NaN.
+INFO = ("error", "is_certified_bound")
 _TARGETS = ("num_steps", "delta", "epsilon")
 _NOISE = "noise_multiplier"
 _WORDS = {QUANTITY: QUANTITIES, METHOD: METHODS}
@@ -323,13 +292,10 @@ class Sweep(Spec):
                 "fields of the step must be numbers, as axes vary them, got fields of "
                 f"shape {self.step.shape}"
             )
-        _validation.choice(QUANTITY, self.quantity, QUANTITIES)
         check_method(str(self.method))
-        for name, allowed in _WORDS.items():
-            for word in self._words(name):
-                _validation.choice(f"axis {name!r}", word, allowed)
         if not self.axes:
             raise ValueError("axes must be at least one table ([[axes]]), got none")
+        _check_words(self.grid, {QUANTITY: self.quantity, METHOD: self.method})
         for index, axis in enumerate(self.axes):
             _check_field(index, axis.field, self.paths)
             for quantity in self.quantities:
@@ -345,25 +311,34 @@ class Sweep(Spec):
 
     @classmethod
     def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:
-        """Returns the sweep that ``mapping`` describes; see `spec_from_dict`."""
+        """Returns the sweep that ``mapping`` describes; see `spec_from_dict`.
+
+        Axes may have paths in the file in place of names. The step may lack fields that
+        have an axis: their first values are filled in.
+        """
+        where = where or cls.__name__
         # First, as the code below recurses as deep as the nesting.
-        refuse_hostile(where or cls.__name__, mapping)
-        if isinstance(mapping, Mapping):
-            mapping = dict(mapping)
-            if not isinstance(mapping.get("axes", ()), list | tuple):
-                raise TypeError("axes must be a list of tables, each under [[axes]]")
-            if "axes" in mapping:
-                mapping["axes"] = _with_names(mapping["axes"], mapping.get("step"))
-            if "step" in mapping:
-                mapping["step"] = _with_first_values(mapping)
-        try:
+        refuse_hostile(where, mapping)
+        if not isinstance(mapping, Mapping) or "axes" not in mapping:
             return super().from_dict(mapping, where=where)
+        table = {**mapping, "step": copy.deepcopy(mapping.get("step"))}
+        places = numeric_fields(table["step"])
+        names = {f"step.{place.path}": name for name, place in places.items()}
+        single = ".sampling.", ".sampling.levels[0]."  # a single scheme is one level
+        names |= {path.replace(*single): name for path, name in names.items()}
+        table["axes"] = axes = _read_axes(mapping["axes"], f"{where}.axes", names)
+        first = {axis.field: axis.points()[0].item() for axis in axes}
+        if mapping.get(QUANTITY) == _NOISE:
+            first[_NOISE] = 1.0
+        for name in places.keys() & first.keys():
+            places[name].table.setdefault(name.rpartition(".")[2], first[name])
+        try:
+            return super().from_dict(table, where=where)
         except ValueError as error:
             # A typo in an axis's field also leaves the right field without a value.
-            if "missing key" in str(error) and isinstance(mapping, Mapping):
-                if paths := numeric_fields(mapping.get("step")):
-                    for index, axis in _tables_of(mapping):
-                        _check_field(index, axis["field"], paths)
+            if "missing key" in str(error) and places:
+                for index, axis in enumerate(axes):
+                    _check_field(index, axis.field, places)
             raise
 
     @cached_property
@@ -372,19 +347,24 @@ class Sweep(Spec):
         return Grid(self.axes)
 
     @cached_property
-    def paths(self) -> dict[str, KeyPath]:
+    def paths(self) -> dict[str, str]:
         """Name -> path of the step's numeric fields."""
-        return numeric_fields(table_of(self.step))
+        given: dict[str, Any] = {}
+        mapped(self.step, given.setdefault)
+        places = numeric_fields(self.step.to_dict())
+        return {
+            name: place.path for name, place in places.items() if place.path in given
+        }
 
     @cached_property
     def quantities(self) -> tuple[str, ...]:
         """All quantities to compute."""
-        return self._words(QUANTITY) or (self.quantity,)
+        return self.grid.words(QUANTITY, self.quantity)
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
         """All methods to use."""
-        return self._words(METHOD) or (str(self.method),)
+        return self.grid.words(METHOD, self.method)
 
     @cached_property
     def chunk_size(self) -> int:
@@ -392,7 +372,7 @@ class Sweep(Spec):
         step = self.step
         parts = step.steps if isinstance(step, ComposedSteps) else (step,)
         pairs = [dominating_pair(part) for part in parts]
-        is_answer = [quantity in ("epsilon", "delta") for quantity in self.quantities]
+        is_answer = [quantity in EVALUATED for quantity in self.quantities]
 
         def least(chunks: Mapping[str, tuple[int, int]]) -> int:
             return min(chunks[method][i] for method in self.methods for i in is_answer)
@@ -408,26 +388,16 @@ class Sweep(Spec):
         """Returns the request for some settings: (n,) values for every axis."""
         given = {name: getattr(self, name) for name in _NEEDS[quantity]}
         given |= {name: v for name, v in values.items() if name in _TARGETS}
-        step: Any = self.step
         inside = {self.paths[n]: v for n, v in values.items() if n in self.paths}
-        if inside:
-            table = table_of(step)
-            for path, value in inside.items():
-                table = filled(table, path, value, over=True)
-            step = type(step).from_dict(table, where="step")
+        step = mapped(self.step, lambda path, number: inside.get(path, number))
         given |= {"step": step, "method": method}
-        if quantity in ("epsilon", "delta"):
+        if quantity in EVALUATED:
             return EpsilonRequest(**given)
         return CalibrationRequest(calibrate=quantity, **given)
 
     def description(self) -> dict[str, Any]:
         """Returns the sweep as plain values for the manifest, populations as hashes."""
         return _without_sizes(self.to_dict())
-
-    def _words(self, field: str) -> tuple[str, ...]:
-        """The words that a field takes along its axis, if it has one."""
-        found = [axis.values for axis in self.axes if axis.field == field]
-        return tuple(dict.fromkeys(found[0])) if found else ()
 
     def _check_target(self, name: str) -> None:
         """Refuses a target that is missing, superfluous or a list."""
@@ -449,25 +419,19 @@ class Sweep(Spec):
         """Refuses values out of range: in each dimension, then at all corners."""
         grid, rows = self.grid, self.chunk_size
         first = {name: grid.points[name][:1] for name in grid.names}
-        tries = {"": grid.corners()}
-        for moving in grid.dimensions:
-            named = "axis " + " and ".join(map(repr, moving)) + ": "
-            tries = {named: {n: grid.points[n] for n in moving}, **tries}
-        for prefix, columns in tries.items():
-            for start in range(0, len(next(iter(columns.values()))), rows):
+        tries = {
+            f"axis {' and '.join(map(repr, names))}": {n: grid.points[n] for n in names}
+            for names in grid.dimensions
+        }
+        for place, columns in {**tries, "axes": grid.corners()}.items():
+            starts = range(0, len(next(iter(columns.values()))), rows)
+            for start, quantity in itertools.product(starts, self.quantities):
                 some = {n: v[start : start + rows] for n, v in columns.items()}
-                self._try(prefix, first | some)
-
-    def _try(self, prefix: str, values: Mapping[str, np.ndarray]) -> None:
-        """Builds the requests for some settings, without answering them."""
-        try:
-            for quantity in self.quantities:
-                request = self.request(quantity, self.methods[0], values)
-                step: Any = request.step  # of the sweep's own kind
-                count = None if isinstance(step, ComposedSteps) else np.asarray(1)
-                runs_of(step, count)
-        except (TypeError, ValueError, NotImplementedError) as error:
-            raise type(error)(f"{prefix}{error}") from None
+                with _validation.prefixed(place):
+                    request = self.request(quantity, self.methods[0], first | some)
+                    step: Any = request.step  # of the sweep's own kind
+                    count = None if isinstance(step, ComposedSteps) else np.asarray(1)
+                    runs_of(step, count)
 
 
 def read_sweep(path: str | Path) -> Sweep:
@@ -478,20 +442,21 @@ def read_sweep(path: str | Path) -> Sweep:
 
 def described_grid(description: Mapping[str, Any]) -> Grid:
     """Returns the grid of a `Sweep.description` that may come from a stranger."""
-    axes = description.get("axes")
-    if not isinstance(axes, list):
-        raise TypeError(f"axes must be a list, got {_validation.shown(axes)}")
-    tables = ({"version": 1, **a} if isinstance(a, Mapping) else a for a in axes)
-    grid = Grid(tuple(Axis.from_dict(table) for table in tables))
-    for name, allowed in _WORDS.items():
-        _validation.choice(name, description.get(name), allowed)
-        for word in grid.points[name].tolist() if name in grid.names else ():
-            _validation.choice(f"axis {name!r}", word, allowed)
+    grid = Grid(_read_axes(description.get("axes"), "axes", {}))
+    _check_words(grid, description)
     for name in _TARGETS:
         value = description.get(name)
         if value is not None and _validation.real_array(name, value).ndim:
             raise ValueError(f"{name} must be a number, got {_validation.shown(value)}")
     return grid
+
+
+def answer_columns(grid: Grid, description: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the names of a sweep's computed columns."""
+    words = {name: grid.words(name, description[name]) for name in _WORDS}
+    column = VALUE if QUANTITY in grid.names else description[QUANTITY]
+    has_info = {*words[METHOD]} != {"rdp"} and {*words[QUANTITY]} & {*EVALUATED}
+    return (column, *INFO) if has_info else (column,)
 
 
 def description_hash(description: Mapping[str, Any]) -> str:
@@ -508,43 +473,26 @@ def _check_field(index: int, field: str, paths: Mapping[str, Any]) -> None:
         raise ValueError(f"axes[{index}]: unknown field {field!r}{hint}")
 
 
-def _tables_of(mapping: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The axes that are tables with a field, with their indices."""
-    axes = mapping.get("axes")
-    for index, axis in enumerate(axes if isinstance(axes, list | tuple) else ()):
-        if isinstance(axis, Mapping) and isinstance(axis.get("field"), str):
-            yield index, dict(axis)
+def _check_words(grid: Grid, description: Mapping[str, Any]) -> None:
+    """Refuses an unknown quantity or method, given as one or along an axis."""
+    for name, allowed in _WORDS.items():
+        _validation.choice(name, description.get(name), allowed)
+        for word in grid.words(name, None) if name in grid.names else ():
+            _validation.choice(f"axis {name!r}", word, allowed)
 
 
-def _with_names(axes: list[Any] | tuple[Any, ...], step: Any) -> list[Any]:
-    """The axes with names in place of paths in the file."""
-    names = {}
-    for table in (step, wrapped(step)):
-        for name, path in numeric_fields(table).items():  # "step.levels[1].size"
-            parts = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
-            names["step" + "".join(parts)] = name
-    named = list(axes)  # reading them refuses those that are no tables
-    for index, axis in _tables_of({"axes": axes}):
-        named[index] = {**axis, "field": names.get(axis["field"], axis["field"])}
-    return named
-
-
-def _with_first_values(mapping: Mapping[str, Any]) -> Any:
-    """The step's table, with the first value of an axis for each missing field."""
-    step = wrapped(mapping.get("step"))
-    paths = numeric_fields(step)
-    for _, axis in _tables_of(mapping):
-        name = axis["field"]
-        check = _CHECKS.get(name.rpartition(".")[2]) if name in paths else None
-        if check is not None and is_whole(name):
-            check = _validation.positive_array  # it is rounded later
-        given = next((axis[way] for way in AXIS_WAYS if way in axis), None)
-        if check is not None and isinstance(given, list | tuple) and given:
-            check(f"axis {name!r}", list(given if "values" in axis else given[:2]))
-            step = filled(step, paths[name], given[0])
-    if mapping.get(QUANTITY) == _NOISE and _NOISE in paths:
-        step = filled(step, paths[_NOISE], 1.0)
-    return step
+def _read_axes(axes: Any, where: str, names: Mapping[str, str]) -> tuple[Axis, ...]:
+    """The axes of a file or a description, with names in place of paths in the file."""
+    if not isinstance(axes, list | tuple):
+        raise TypeError("axes must be a list of tables, each under [[axes]]")
+    read = []
+    for index, table in enumerate(axes):
+        table = {"version": 1, **table} if isinstance(table, Mapping) else table
+        axis = Axis.from_dict(table, where=f"{where}[{index}]")
+        if axis.field in names:
+            axis = dataclasses.replace(axis, field=names[axis.field])
+        read.append(axis)
+    return tuple(read)
 
 
 def _without_sizes(value: Any) -> Any:

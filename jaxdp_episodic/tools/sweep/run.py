@@ -46,7 +46,9 @@ from jaxdp_episodic.tools.sweep.description import (
     METHOD,
     QUANTITY,
     WORD_FIELDS,
+    Grid,
     Sweep,
+    answer_columns,
     described_grid,
     description_hash,
 )
@@ -55,10 +57,6 @@ MANIFEST = "manifest.json"
 SHARDS = "shards"
 PARQUET = "table.parquet"
 NPZ = "table.npz"
-VALUE = "value"  # the column of answers if there are several quantities
-# Columns for methods other than "rdp": fields of `PrivacyInfo`. The error of a
-# calibrated value is NaN.
-INFO = ("error", "is_certified_bound")
 _VERSION = 1  # of the manifest
 _IDENTITY = ("sweep", "chunk_size", "versions")  # its keys that the hash covers
 _LIBRARIES = ("jaxdp-episodic", "jax", "jaxlib", "numpy")  # the manifest has versions
@@ -68,12 +66,6 @@ _MAGIC = b"jaxdp-episodic sweep shard 1\n"
 _DIGEST_BYTES = 32  # of SHA-256
 _MAX_MANIFEST_BYTES = 2**30  # each axis may list ten million values
 _MAX_CHUNK = 2**30  # settings; far more than in any sweep
-
-
-def have_info(quantities: Sequence[str], methods: Sequence[str]) -> bool:
-    """Returns whether the columns of `INFO` are computed."""
-    evaluated = any(quantity in ("epsilon", "delta") for quantity in quantities)
-    return evaluated and any(method != "rdp" for method in methods)
 
 
 def chunk_range(number: int, size: int, chunk_size: int) -> tuple[int, int]:
@@ -90,16 +82,6 @@ class SweepFolder:
         self.size: int = manifest["num_settings"]
         self.chunk_size: int = manifest["chunk_size"]
         self.num_chunks = -(-self.size // self.chunk_size)
-        # The names of the computed columns.
-        description = manifest["sweep"]
-        words = {axis["field"]: axis.get("values") for axis in description["axes"]}
-        quantities = words.get(QUANTITY) or [description[QUANTITY]]
-        methods = words.get(METHOD) or [description[METHOD]]
-        self.columns: tuple[str, ...] = (description[QUANTITY],)
-        if QUANTITY in words:
-            self.columns = (VALUE,)
-        if have_info(quantities, methods):
-            self.columns += INFO
 
     @classmethod
     def opened(cls, path: Path, sweep: Sweep) -> SweepFolder:
@@ -135,6 +117,16 @@ class SweepFolder:
         if (path / SHARDS).is_symlink():
             raise ValueError(f"{path / SHARDS} must not be a link")
         return cls(path, wanted)
+
+    @functools.cached_property
+    def grid(self) -> Grid:
+        """The settings."""
+        return described_grid(self.manifest["sweep"])
+
+    @functools.cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the computed columns."""
+        return answer_columns(self.grid, self.manifest["sweep"])
 
     @property
     def table(self) -> Path | None:
@@ -332,7 +324,6 @@ def _blocks(path: Path, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]
 
 def _columns(folder: SweepFolder) -> Iterator[dict[str, np.ndarray]]:
     """The table's columns, some chunks at a time."""
-    grid = described_grid(folder.manifest["sweep"])
     kinds = {"num_steps": np.int64, "is_certified_bound": np.bool_}
     at_a_time = max(1, _BLOCK // folder.chunk_size)
     for first in range(0, folder.num_chunks, at_a_time):
@@ -343,7 +334,7 @@ def _columns(folder: SweepFolder) -> Iterator[dict[str, np.ndarray]]:
                 raise ValueError(f"{folder.shard(number)} is missing or damaged")
             parts.append(part)
         answers, (start, _) = np.concatenate(parts), folder.range_of(first)
-        yield grid.values(np.arange(start, start + len(answers))) | {
+        yield folder.grid.values(np.arange(start, start + len(answers))) | {
             name: column.astype(kinds.get(name, np.float64))
             for name, column in zip(folder.columns, answers.T, strict=True)
         }
@@ -384,8 +375,8 @@ def evaluate_chunk(sweep: Sweep, number: int) -> tuple[np.ndarray, list[str]]:
     values, size = sweep.grid.values(np.arange(start, stop)), stop - start
     quantity = values.get(QUANTITY, np.full(size, sweep.quantities[0]))
     method = values.get(METHOD, np.full(size, sweep.methods[0]))
-    has_info = have_info(sweep.quantities, sweep.methods)
-    answers = np.full((size, 1 + has_info * len(INFO)), np.nan)
+    width = len(answer_columns(sweep.grid, vars(sweep)))
+    answers = np.full((size, width), np.nan)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for wanted, way in itertools.product(sweep.quantities, sweep.methods):
@@ -396,7 +387,7 @@ def evaluate_chunk(sweep: Sweep, number: int) -> tuple[np.ndarray, list[str]]:
             request = sweep.request(wanted, way, some)
             # The engine is chosen for the whole sweep, not for this chunk.
             with asking_together(sweep.grid.size, once=True):
-                if has_info and isinstance(request, EpsilonRequest):
+                if width > 1 and isinstance(request, EpsilonRequest):
                     value, info = request.answer_with_info()
                     answers[chosen] = np.stack([value, *info], axis=-1)
                     if way == "exact" and np.any(info.is_certified_bound):

@@ -153,8 +153,8 @@ def test_composed_runs_and_designs(read):
         "[step.sampling.sampling]",
     )
     sweep = read(episodes + axis("num_episodes", values=[1, 4]))
-    assert sweep.paths["num_episodes"] == ("sampling", "num_episodes")
-    assert sweep.paths["pupil.size"] == ("sampling", "sampling", "levels", 1, "size")
+    assert sweep.paths["num_episodes"] == "sampling.num_episodes"
+    assert sweep.paths["pupil.size"] == "sampling.sampling.levels[1].size"
 
 
 def test_chunks_follow_the_memory_cap(read):

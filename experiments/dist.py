@@ -30,7 +30,7 @@ MODULES = {
     "plot": ("matplotlib.figure", "jaxdp_episodic.tools.plots.figures"),
     "sweep": ("pyarrow.parquet", "jaxdp_episodic.files.parquet_file"),
     "ray": ("ray", "jaxdp_episodic.tools.sweep.run"),
-    "explore": ("starlette", "jaxdp_episodic.tools.explore.server"),
+    "explore": ("http.server", "jaxdp_episodic.tools.explore.server"),
     "onnx": ("onnxruntime", "jaxdp_episodic.trainer.learners.backbones"),
     "data": ("datasets", "jaxdp_episodic.trainer.data.adapters"),
     "dp-accounting": (

@@ -1,6 +1,6 @@
 """Takes the picture of the page of `jaxdp-episodic explore`, with two designs.
 
-Needs Chromium and the extras [explore] and [explore-test].
+Needs Chromium and the extra [explore-test].
 
     python experiments/explore_page.py --out results/explore_page
 """

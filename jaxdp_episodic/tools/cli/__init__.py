@@ -1,4 +1,4 @@
-"""The command line; `program.COMMANDS` lists the commands."""
+"""The command line; the table in `flags` lists the commands."""
 
 from jaxdp_episodic.tools.cli.command import keep_compiled_kernels, use_all_cores
 from jaxdp_episodic.tools.cli.program import main, run

@@ -19,6 +19,9 @@ from jaxdp_episodic import _validation
 
 PROGRAM = "jaxdp-episodic"
 _TABLE = """\
+#
+Privacy accounting for episodic training, and training itself. Examples of files are
+in configs/; jaxdp-episodic COMMAND --help lists the options of a command.
 # epsilon (answers)
 Compute the privacy cost of a run: epsilon at a delta, or the reverse.
   [FILE.toml]  The request: a step, the number of steps, and a delta or an epsilon.
@@ -220,13 +223,11 @@ Test a claimed epsilon: measure a lower bound by simulation or with canaries.
   [--confidence FLOAT = 0.95]  Confidence of every lower bound.
   [--seed INT = 0]  Seed of the simulation, or of the choice of canaries.
 """
-_SECTION = re.compile(
-    r"^# ([a-z ]+) \((\w+)\)\n(.*?)(?=^#|\Z)", re.MULTILINE | re.DOTALL
-)
+_SECTION = re.compile(r"^#(?: ([a-z ]+) \((\w+)\))?\n([^#]+)", re.MULTILINE)
 _NUMBERS: dict[str, Any] = {"FLOAT": float, "NUMBER": float, "INT": int}
 _PATHS = ("FILE", "DIR", "PATH", "FOLDER", "SOURCE", "RELEASE", "RUN")
-# A negative number that argparse takes for an option unless a blank is before it.
-_EXPONENT = re.compile(r"-[\d.]+[eE][-+]?\d+")
+# What is a value and no option; argparse knows none with an exponent.
+_NEGATIVE = re.compile(r"-[\d.]+([eE][-+]?\d+)?$")
 _WIDTH = 88  # characters of a line of a help
 _LEFT = 24  # characters of its left column
 
@@ -236,25 +237,33 @@ class UsageError(ValueError):
 
 
 class Section(NamedTuple):
-    """A command, or an action of one."""
+    """The program (its name is ""), a command, or an action of one."""
 
     about: str
     module: str
     rows: list[str]
-
-    @property
-    def options(self) -> list[str]:
-        """The names of the options."""
-        found = (re.match(r"\[?(--[\w-]+)", row) for row in self.rows)
-        return [option[1] for option in found if option]
 
 
 SECTIONS: dict[str, Section] = {}
 for _name, _module, _text in _SECTION.findall(_TABLE):
     _about, *_rows = re.split(r"\n  (?=\S)", _text.rstrip())
     SECTIONS[_name] = Section(_about, _module, _rows)
-# Commands with actions; each action has a section of its own.
-ACTIONS = {"data": ("import", "check"), "book": ("create", "charge", "show", "close")}
+
+
+def below(name: str) -> dict[str, str]:
+    """Returns the commands of the program, or the actions of a command, with texts."""
+    found = {}
+    for section, (about, *_) in SECTIONS.items():
+        above, _, last = section.rpartition(" ")
+        if last and above == name:
+            found[last] = about
+    return found
+
+
+def options_of(name: str) -> list[str]:
+    """Returns the names of the options of a command or an action."""
+    found = (re.match(r"\[?(--[\w-]+)", row) for row in SECTIONS[name].rows)
+    return [option[1] for option in found if option]
 
 
 class _Layout(argparse.RawDescriptionHelpFormatter):
@@ -265,25 +274,26 @@ class _Layout(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are exceptions."""
 
-    def __init__(self, command: str, about: str):
+    def __init__(self, command: str):
         super().__init__(
-            f"{PROGRAM} {command}".strip(),
-            description=about,
+            f"{PROGRAM} {command}".rstrip(),
+            description=SECTIONS[command].about,
             formatter_class=functools.partial(
                 _Layout, width=_WIDTH, max_help_position=_LEFT
             ),
             allow_abbrev=False,
         )
+        self._negative_number_matcher = _NEGATIVE
 
     def error(self, message: str) -> NoReturn:
         """Raises `UsageError`."""
         raise UsageError(re.sub(r"^argument (\S+): ", r"\1 ", message))
 
 
-def overview(command: str, about: str, names: dict[str, str]) -> Parser:
+def overview(command: str, names: dict[str, str]) -> Parser:
     """Returns a parser whose help lists the commands, or the actions of one."""
     what = "action" if command else "command"
-    parser = Parser(command, about)
+    parser = Parser(command)
     parser.usage = f"{parser.prog} [-h] {what.upper()} ..."
     rows = parser.add_argument_group(f"{what}s")
     for name, text in names.items():
@@ -306,7 +316,7 @@ def read(name: str, words: Sequence[str]) -> dict[str, Any]:
       UsageError: naming what is wrong.
       SystemExit: the help was printed.
     """
-    written, known = [], ["--help", *SECTIONS[name].options]
+    written, known = [], ["--help", *options_of(name)]
     for word in words:
         option, *value = word.split("=", 1)
         if word.startswith("--") and word != "--" and "--" not in written:
@@ -314,10 +324,8 @@ def read(name: str, words: Sequence[str]) -> dict[str, Any]:
             if option not in known:
                 hint = _validation.nearest(option, known)
                 raise UsageError(f"unknown option {option!r}{hint}")
-        elif _EXPONENT.fullmatch(word):
-            option = f" {word}"
         written.append("=".join([option, *value]))
-    parser = Parser(name, SECTIONS[name].about)
+    parser = Parser(name)
     for row in SECTIONS[name].rows:
         _declare(parser, row)
     found = vars(parser.parse_args(written))
@@ -358,8 +366,6 @@ def _reader(value: str, has_several: bool) -> Callable[[str], Any]:
         kind = Path
 
     def read_word(word: str) -> Any:
-        bare = word.lstrip()
-        word = bare if _EXPONENT.fullmatch(bare) else word
         try:
             if not names or word in names:
                 return kind(word)

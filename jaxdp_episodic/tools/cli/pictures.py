@@ -13,7 +13,7 @@ from pathlib import Path
 from jaxdp_episodic._progress import standard_error
 from jaxdp_episodic.accountant.report.sentences import protected_unit
 from jaxdp_episodic.files.atomic import write_atomically
-from jaxdp_episodic.tools.cli.command import Options, facts, reason, waiting
+from jaxdp_episodic.tools.cli import command
 from jaxdp_episodic.tools.cli.flags import PROGRAM
 from jaxdp_episodic.tools.explore.questions import start
 from jaxdp_episodic.tools.explore.server import serve
@@ -24,13 +24,13 @@ from jaxdp_episodic.tools.sweep import run
 from jaxdp_episodic.tools.sweep.description import read_sweep
 
 
-def do_curve(o: Options) -> list[str]:
+def do_curve(o: command.Options) -> list[str]:
     """The command ``curve``."""
     request = requests.read_request(
         o.file, requests.EpsilonRequest, num_steps=o.num_steps, method=o.method
     )
     step = request.planned("curve")
-    with waiting("privacy curve") as say:
+    with command.waiting("privacy curve") as say:
         curve = plot_curve(
             step,
             o.out,
@@ -45,10 +45,10 @@ def do_curve(o: Options) -> list[str]:
         "protected": f"{protected_unit(first)} ({first.neighboring_relation})",
         "written": f"{o.out}, {o.out.with_suffix('.json')}",
     }
-    return facts(summary(curve) | more, 23)
+    return command.facts(summary(curve) | more, 23)
 
 
-def do_plot(o: Options) -> list[str]:
+def do_plot(o: command.Options) -> list[str]:
     """The command ``plot``."""
     given = {name: getattr(o, name) for name in ("fix", "mark")}
     for name, texts in given.items():
@@ -61,7 +61,7 @@ def do_plot(o: Options) -> list[str]:
     return [", ".join(map(str, draw(o.dir, **given)))]
 
 
-def do_sweep(o: Options) -> list[str]:
+def do_sweep(o: command.Options) -> list[str]:
     """The command ``sweep``."""
 
     def left_behind() -> str:
@@ -75,7 +75,7 @@ def do_sweep(o: Options) -> list[str]:
         outcome = _outcome(o)
         picture = {} if outcome.table is None else {"picture": _picture(o.out)}
     except OSError as error:  # a failing disk leaves saved chunks intact
-        raise OSError(reason(error, str(o.file)) + left_behind()) from error
+        raise OSError(command.reason(error, str(o.file)) + left_behind()) from error
     many, evaluated = outcome.num_chunks, "nothing: all were there"
     if number := outcome.num_evaluated:
         rate = number / outcome.seconds
@@ -85,10 +85,10 @@ def do_sweep(o: Options) -> list[str]:
     if outcome.table is not None:
         rows["table"] = str(outcome.table)
     warned = [f"warning: {text}" for text in outcome.warnings]
-    return [*facts(rows | picture), *warned]
+    return [*command.facts(rows | picture), *warned]
 
 
-def _outcome(o: Options) -> run.Outcome:
+def _outcome(o: command.Options) -> run.Outcome:
     """The outcome of a sweep, or of its part."""
     part = None
     if o.shard is not None:
@@ -123,7 +123,7 @@ _REDIRECT = """<!doctype html>
 """
 
 
-def do_explore(o: Options) -> list[str]:
+def do_explore(o: command.Options) -> list[str]:
     """The command ``explore``."""
     o.subject = o.file or "explore"
     with tempfile.TemporaryDirectory(prefix=f"{PROGRAM}-") as folder:
@@ -142,9 +142,11 @@ def do_explore(o: Options) -> list[str]:
                 webbrowser.open(page.as_uri())
 
         try:
-            serve(start(o.file), port=o.port, on_ready=on_ready)
+            with command.ended_by_sigterm():
+                serve(start(o.file), port=o.port, on_ready=on_ready)
         except OverflowError as error:
             raise ValueError(f"--port must be in 0-65535, got {o.port}") from error
-        except KeyboardInterrupt:  # the usual end
-            pass
+        except KeyboardInterrupt as end:  # Ctrl-C is the usual end
+            if isinstance(end, command.Terminated):
+                raise
     return ["ended"]

@@ -10,12 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.tools.cli import command, flags
-from jaxdp_episodic.tools.cli.flags import ACTIONS, PROGRAM, SECTIONS
+from jaxdp_episodic.tools.cli.flags import PROGRAM, SECTIONS
 
-COMMANDS = {name: one.about for name, one in SECTIONS.items() if " " not in name}
-_ABOUT = f"""\
-Privacy accounting for episodic training, and training itself. Examples of files are
-in configs/; {PROGRAM} COMMAND --help lists the options of a command."""
 # Commands whose outcome has the library's warnings already.
 _PRINT_WARNINGS_THEMSELVES = ("sweep", "train", "tune", "book")
 
@@ -49,12 +45,12 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs a command line without the program's name; returns the exit code."""
     try:
-        name, work, options = parsed(arguments)
+        name, work, o = parsed(arguments)
     except SystemExit as end:
         return int(end.code or 0)
-    code = _done(name, work, options)
+    code = _done(name, work, o)
     # The other processes of a run must not wait for this one.
-    if code and vars(options).get("distributed"):
+    if code and vars(o).get("distributed"):
         command.end_process(code)
     return code
 
@@ -62,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
 def _done(name: str, work: Work, o: command.Options) -> int:
     """Does the work and prints the outcome; returns the exit code."""
     unchanged = contextlib.nullcontext([])
-    # The server of `explore` handles signals itself.
+    # Ctrl-C is the usual end of `explore`.
     signals = unchanged if name == "explore" else command.ended_by_sigterm()
     prints = name.partition(" ")[0] in _PRINT_WARNINGS_THEMSELVES
     try:
@@ -90,31 +86,23 @@ def parsed(arguments: Sequence[str]) -> tuple[str, Work, command.Options]:
     Raises:
       SystemExit: the help was printed (code 0), or the arguments are wrong.
     """
-    name, *rest = arguments or [""]
-    if list(arguments) == ["--version"]:
-        _finish(f"{PROGRAM} {sys.modules['jaxdp_episodic'].__version__}")
-    place = ""
+    name, rest = "", list(arguments)
     try:
-        if name == "--print-completion":
-            shell = "".join(rest[:1])
+        if rest == ["--version"]:
+            _finish(f"{PROGRAM} {sys.modules['jaxdp_episodic'].__version__}")
+        if rest[:1] == ["--print-completion"]:
+            shell = "".join(rest[1:2])
             _check_word("shell", shell, ("bash", "zsh", "tcsh"))
             _finish(_completion(shell))
-        if name in ("-h", "--help"):
-            _finish(flags.overview("", _ABOUT, COMMANDS).format_help())
-        _check_word("command", name, COMMANDS)
-        place = f" {name}"
-        if name in ACTIONS:
-            action, *rest = rest or [""]
-            actions = {one: SECTIONS[f"{name} {one}"].about for one in ACTIONS[name]}
-            if action in ("-h", "--help"):
-                about = SECTIONS[name].about
-                _finish(flags.overview(name, about, actions).format_help())
-            _check_word(f"action of {name}", action, actions)
-            name = f"{name} {action}"
-            place = f" {name}"
+        while words := flags.below(name):
+            word = rest.pop(0) if rest else ""
+            if word in ("-h", "--help"):
+                _finish(flags.overview(name, words).format_help())
+            _check_word(f"action of {name}" if name else "command", word, words)
+            name = f"{name} {word}".lstrip()
         options = flags.read(name, rest)
     except flags.UsageError as error:
-        command.print_error(f"{error} (see {PROGRAM}{place} --help)")
+        command.print_error(f"{error} (see {f'{PROGRAM} {name}'.rstrip()} --help)")
         raise SystemExit(command.USER_ERROR) from None
     home = f"jaxdp_episodic.tools.cli.{SECTIONS[name].module}"
     work = getattr(importlib.import_module(home), f"do_{name.split()[-1]}")
@@ -138,11 +126,8 @@ def _check_word(what: str, word: str, known: Iterable[str]) -> None:
 
 def _completion(shell: str) -> str:
     """A script by which a shell completes the commands and their options."""
-    words = {
-        name: " ".join([*ACTIONS.get(name, ()), *one.options])
-        for name, one in SECTIONS.items()
-    }
-    commands = " ".join(COMMANDS)
+    words = {n: " ".join([*flags.below(n), *flags.options_of(n)]) for n in SECTIONS}
+    commands = words.pop("")
     if shell == "tcsh":
         names = (w[2:] for w in " ".join(words.values()).split() if w[:2] == "--")
         every = " ".join(sorted(set(names)))

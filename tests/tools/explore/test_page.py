@@ -17,7 +17,6 @@ from jaxdp_episodic.tools.explore import questions
 from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from pages import ROOT
 
-pytest.importorskip("uvicorn", reason="the extra [explore] is not installed")
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="Playwright, of [explore-test], is not installed"
 )

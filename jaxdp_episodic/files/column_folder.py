@@ -16,6 +16,7 @@ elsewhere, and if a mapped file is truncated, the process is killed.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -59,38 +60,34 @@ class StoredColumn:
         if not self.dtype.isnative:
             raise ValueError(f"{path} has another byte order than this machine")
         self._offset = self._file.tell()
-        self._row_bytes = (self.num_bytes - self._offset) // max(self.shape[0], 1)
 
-    def rows(self, first: int, last: int) -> np.ndarray:
-        """Returns rows ``first`` to ``last - 1``, (last - first, ...)."""
-        out = np.empty((last - first, *self.shape[1:]), self.dtype)
-        self._read(first, out.reshape(-1).view(np.uint8))
-        return out
-
-    def gather(self, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
-        """Reads ``rows[i]`` into ``out[places[i]]``, in file order."""
-        if not rows.size:
-            return
-        target = out.reshape(len(out), -1).view(np.uint8)
-        for i in np.argsort(rows, kind="stable").tolist():
-            self._read(int(rows[i]), target[places[i]])
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the rows with these numbers (n,); they are read in file order."""
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        values = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        row_bytes = (self.num_bytes - self._offset) // max(self.shape[0], 1)
+        # Consecutive rows are read in one call.
+        starts = np.flatnonzero(np.diff(ordered, prepend=-2) != 1).tolist()
+        for first, last in itertools.pairwise([*starts, len(rows)]):
+            rest = values[first:last].reshape(-1).view(np.uint8).data
+            with self._lock:
+                self._file.seek(self._offset + int(ordered[first]) * row_bytes)
+                while rest:
+                    number = self._file.readinto(rest)
+                    if not number:
+                        raise ValueError(
+                            f"{self.path} ends within row {ordered[last - 1]}: it was "
+                            "truncated after it was opened"
+                        )
+                    rest = rest[number:]
+        if len(starts) > 1:
+            values[order] = values.copy()
+        return values
 
     def whole(self) -> np.ndarray:
         """Returns all of a small column."""
-        return self.rows(0, self.shape[0])
-
-    def _read(self, row: int, out: np.ndarray) -> None:
-        rest = out.data
-        with self._lock:
-            self._file.seek(self._offset + row * self._row_bytes)
-            while rest:
-                number = self._file.readinto(rest)
-                if not number:
-                    raise ValueError(
-                        f"{self.path} ends within row {row}: it was truncated after it "
-                        "was opened"
-                    )
-                rest = rest[number:]
+        return self.read(np.arange(self.shape[0]))
 
 
 @dataclass(frozen=True)

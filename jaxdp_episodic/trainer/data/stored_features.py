@@ -56,29 +56,13 @@ class StoredFeatures:
     def codes(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Returns the stored codes of the rows, and zeros where the mask is False."""
         codes = np.zeros((*mask.shape, *self.shape[1:]), self._column.dtype)
-        flat = codes.reshape(mask.size, *self.shape[1:])
-        indices = np.flatnonzero(mask)
-        self._column.gather(rows.reshape(-1)[indices], indices, flat)
-        return self._checked(codes)
+        codes[mask] = self._read(rows[mask])
+        return codes
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        if isinstance(index, slice):
-            first, last, stride = index.indices(len(self))
-            if stride == 1:
-                codes = self._column.rows(first, max(first, last))
-                return self._decoded(codes.reshape(len(codes), *self.shape[1:]))
-            index = np.arange(first, last, stride)
-        rows = np.asarray(index)
-        if rows.dtype == bool:
-            if rows.shape != self.shape[:1]:
-                raise IndexError(f"a mask must be of {len(self)} examples")
-            rows = np.flatnonzero(rows)
-        if rows.dtype.kind not in "iu" and rows.size:
-            raise IndexError(f"an index must be integers, got {rows.dtype}")
-        rows = np.where(rows < 0, rows + len(self), rows).astype(np.int64)
-        if rows.size and not (0 <= rows.min() and rows.max() < len(self)):
-            raise IndexError(f"an index must lie in 0 .. {len(self) - 1}")
-        return self._decoded(self.codes(rows, np.ones(rows.shape, bool)))
+        rows = np.arange(len(self))[index]
+        codes = self._read(rows.reshape(-1)).reshape(*rows.shape, *self.shape[1:])
+        return codes if self.encoding is None else CODE_VALUES[self.encoding][codes]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
@@ -95,18 +79,14 @@ class StoredFeatures:
 
     def reshape(self, *shape: int) -> StoredFeatures:
         """Returns the same features with another shape per example."""
-        item = np.empty(self.shape[1:], np.bool_).reshape(shape[1:]).shape
         if shape[0] not in (-1, len(self)):
             raise ValueError(f"the number of examples must stay {len(self)}")
+        item = np.empty(self.shape[1:], np.bool_).reshape(shape[1:]).shape
         return StoredFeatures(self._column, self.encoding, (len(self), *item))
 
-    def _decoded(self, codes: np.ndarray) -> np.ndarray:
-        if self.encoding is not None:
-            return CODE_VALUES[self.encoding][codes]
-        return self._checked(codes)
-
-    def _checked(self, codes: np.ndarray) -> np.ndarray:
-        """Returns the codes, or raises for non-finite values: the file has changed."""
+    def _read(self, rows: np.ndarray) -> np.ndarray:
+        """Returns stored codes; raises for non-finite values: the file has changed."""
+        codes = self._column.read(rows).reshape(len(rows), *self.shape[1:])
         if codes.dtype.kind == "f" and not np.isfinite(codes).all():
             raise ValueError(f"{self._column.path} must hold finite numbers")
         return codes

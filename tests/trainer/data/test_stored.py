@@ -426,15 +426,16 @@ def test_masked_slots_hold_zeros_for_inverted_codes_too(tables):
 def test_a_run_is_resumed_on_the_same_data_only(tables, tmp_path, monkeypatch):
     """It reads the drawn rows alone, so data may be larger than memory."""
     stored, memory = both(tables)
-    gather, read = StoredColumn.gather, []
+    of_column, read = StoredColumn.read, []
 
-    def gathered(column, rows, *places):
+    def counted(column, rows):
         read.append(len(rows))
-        gather(column, rows, *places)
+        return of_column(column, rows)
 
-    monkeypatch.setattr(StoredColumn, "gather", gathered)
     monkeypatch.setattr(StoredFeatures, "__getitem__", None)
+    again = plain_trainer(data=both(tables)[0], num_steps=4)
     run = plain_trainer(data=stored, num_steps=4)
+    monkeypatch.setattr(StoredColumn, "read", counted)
 
     def stop(progress):
         if progress.step == 2:
@@ -444,7 +445,6 @@ def test_a_run_is_resumed_on_the_same_data_only(tables, tmp_path, monkeypatch):
         run.train(tmp_path, on_step=stop)
     with pytest.raises(ValueError, match="the checkpoint is of another run: data"):
         plain_trainer(data=memory, num_steps=4).resume(tmp_path)
-    again = plain_trainer(data=both(tables)[0], num_steps=4)
     assert again.resume(tmp_path) == 2
     again.train(tmp_path)
     assert read and max(read) < len(stored.features)

@@ -125,9 +125,9 @@ def _records(
         given["size"] = {layouts.OMNIGLOT: 28, layouts.MINI_IMAGENET: 84}.get(layout)
     if layout in (layouts.CLASSES, layouts.MINI_IMAGENET):
         keeps = functools.partial(parts.mask, split=split) if parts else None
-        return layouts.image_records(layouts.listed_classes(path, keeps=keeps, **given))
+        return layouts.listed_classes(path, keeps=keeps, **given).records()
     if layout == layouts.OMNIGLOT:
-        found = layouts.image_records(layouts.listed_omniglot(path, **given))
+        found = layouts.listed_omniglot(path, **given).records()
     elif layout == layouts.NPZ:
         if parts is not None:
             user_files.refuse_unnamed(path)

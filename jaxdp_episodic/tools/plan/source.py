@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import itertools
 import math
 import os
@@ -110,8 +109,7 @@ def described_source(
     if layout in _TYPES:
         fields, listed, shape = _pictures(layout, path, given, notes)
         table |= fields
-        data = listed[TRAIN].table()
-        files = listed[TRAIN].paths
+        data, files = listed[TRAIN].table, listed[TRAIN].paths
     elif layout == layouts.NPZ:
         table |= {"type": "Npz", **given}
         data = user_files.load_npz(path, owner=given.get("owner"))
@@ -190,7 +188,8 @@ def _pictures(
     listed = {s: list_of(one, size=size, owner=owner) for s, one in folders.items()}
     found = listed[TRAIN]
     for split, other in listed.items():
-        common = sorted(set(other.units["class"]) & set(found.units["class"]))
+        ids = [one.table.unit_column("class").tolist() for one in (other, found)]
+        common = sorted(set(ids[0]).intersection(ids[1]))
         if split != TRAIN and common:
             raise ValueError(
                 f"{path}: {split} and {TRAIN} must have different classes, as models "
@@ -219,11 +218,11 @@ def _are_grey(found: layouts.Images, size: int) -> bool:
     """Whether a sample of the pictures has no colour."""
     places = np.linspace(0, len(found.paths) - 1, _LOOKED_AT).astype(int)
     paths = [found.paths[i] for i in np.unique(places).tolist()]
-    pixels = []
-    for path in paths:
-        with contextlib.suppress(ValueError):  # the loader names all unreadable files
-            pixels.append(layouts.decoded_image(path, size, False, path))
-    return all(np.array_equal(p.min(axis=-1), p.max(axis=-1)) for p in pixels)
+    try:
+        pixels = np.concatenate([*layouts.decoded_parts(paths, size, False)])
+    except ValueError:  # the loader names all unreadable files
+        return False
+    return np.array_equal(pixels.min(axis=-1), pixels.max(axis=-1))
 
 
 def _split_sizes(classes: int, ways: int | None) -> tuple[int, int, int] | None:

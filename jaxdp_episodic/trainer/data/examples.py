@@ -55,10 +55,8 @@ def read_examples(
             f"images must take at most {MAX_BYTES} bytes, got {len(files)}"
         )
     size = shape[0] if shape[0] == shape[1] else None
-    named = ((str(file), file) for file in files)
-    codes = np.concatenate(
-        list(folders.decoded_parts(named, size, shape[2] == 1, shape))
-    )
+    parts = folders.decoded_parts(files, size, shape[2] == 1, shape)
+    codes = np.concatenate(list(parts))
     values = CODE_VALUES[INVERTED if source.get("inverted") else UNIT]
     return Examples(names, values[codes], units, None)
 
@@ -78,15 +76,18 @@ def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | 
         raise ValueError(f"{first} must be the only folder, got {len(paths)} paths")
     if any(one.is_dir() and one.name[0] != "." for one in first.iterdir()):
         found = folders.listed_classes(first)
-        units = found.units["class"]
-        empty = sorted(set(found.public_units or ()) - set(units.tolist()))
-        if empty:
+        tree = found.table.population
+        assert tree.unit_ids  # of folders, which have names
+        classes = zip(tree.unit_ids[0], tree.children_counts[1], strict=True)
+        if empty := [str(name) for name, number in classes if not number]:
             shown = _validation.shown(", ".join(empty))
             warnings.warn(
                 f"{first}: skipping folders without images: {shown}", stacklevel=3
             )
-        pairs = zip(units.tolist(), found.paths, strict=True)
-        return found.paths, [f"{unit}/{path.name}" for unit, path in pairs], units
+        units = found.table.unit_column("class")
+        files = [found.paths[place] for place in found.table.features[:].tolist()]
+        pairs = zip(units.tolist(), files, strict=True)
+        return files, [f"{unit}/{path.name}" for unit, path in pairs], units
     files = folders.listed_images(first)
     if not files:
         raise ValueError(f"{first} must hold images, or folders of them; it has none")

@@ -21,7 +21,7 @@ from jaxdp_episodic.files.table_file import read_csv_columns
 from jaxdp_episodic.trainer.data.fields import is_unicode
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, owner_of_name
 from jaxdp_episodic.trainer.data.splits import SPLITS, TEST, TRAIN, VALIDATION
-from jaxdp_episodic.trainer.data.stored import Part, Records
+from jaxdp_episodic.trainer.data.stored import Records
 from jaxdp_episodic.trainer.data.stored_features import INVERTED, UNIT
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
@@ -51,7 +51,6 @@ _FILE_KEYS = ("filename", "file_name")  # keys in a file list
 _MAX_LIST_BYTES = 2**30
 _MOST_SHOWN = 20  # bad files listed in one message
 
-Entry = tuple[str, Path]  # a unit's id, and its folder or file
 Keeps = Callable[[Sequence[str]], np.ndarray]  # class names -> (C,) bool: which to keep
 Owner = str | Callable[[str], Any]  # image path -> owner: see `load_class_folders`
 
@@ -106,7 +105,7 @@ def load_class_folders(
         with the reason.
     """
     found = listed_classes(Path(path), size=size, grey=grey, owner=owner, keeps=keeps)
-    return image_records(found).table(max_bytes)
+    return found.records().table(max_bytes)
 
 
 def load_omniglot(
@@ -135,7 +134,7 @@ def load_omniglot(
       As `load_class_folders`; also ValueError for an alphabet without characters.
     """
     found = listed_omniglot(Path(path), size=size, alphabets=alphabets, owner=owner)
-    return image_records(found).table(max_bytes)
+    return found.records().table(max_bytes)
 
 
 def load_mini_imagenet(
@@ -187,39 +186,22 @@ def split_folders(path: Path) -> dict[str, Path]:
 class Images(NamedTuple):
     """Image files, and the units that contain them."""
 
-    paths: list[Path]  # R files
-    units: dict[str, np.ndarray]  # level name -> (R,) ids, top level first
-    # Ids of the only level, including classes without images; None: several levels.
-    public_units: list[str] | None
+    paths: list[Path]
+    table: ExampleTable  # its features are the places of the files in ``paths``
     size: int | None  # side to which images are resized; None: all have one shape
     grey: bool  # one channel instead of three
     invert: bool  # ink is 1 and paper 0
-    owners: Owners | None = None  # None: not known
 
-    def table(self) -> ExampleTable:
-        """Returns the table whose features are the places of the files."""
-        return ExampleTable.from_records(
-            np.arange(len(self.paths)),
-            units=self.units,
-            public_units=self.public_units,
-            owners=self.owners,
-        )
+    def records(self) -> Records:
+        """Returns the records of the files; the first is decoded."""
+        how = self.size, self.grey
+        shape = next(decoded_parts(self.paths, *how)).shape[1:]
 
+        def read(wanted: np.ndarray) -> Iterator[np.ndarray]:
+            return decoded_parts([self.paths[i] for i in wanted.tolist()], *how, shape)
 
-def image_records(found: Images) -> Records:
-    """Returns the records of image files."""
-    size, grey = found.size, found.grey
-    first = first_decoded(((str(p), p) for p in found.paths), size, grey)
-
-    def read(wanted: np.ndarray) -> Iterator[Part]:
-        files = ((str(found.paths[i]), found.paths[i]) for i in wanted.tolist())
-        done = 0
-        for pixels in decoded_parts(files, size, grey, first.shape):
-            yield wanted[done : done + len(pixels)], pixels
-            done += len(pixels)
-
-    encoding = INVERTED if found.invert else UNIT
-    return Records(found.table(), np.dtype(np.uint8), first.shape, encoding, read)
+        encoding = INVERTED if self.invert else UNIT
+        return Records(self.table, np.dtype(np.uint8), shape, encoding, read)
 
 
 def listed_classes(
@@ -235,10 +217,8 @@ def listed_classes(
     if (listed := _file_list(path)) is not None:
         files = _of_list(listed, problems)
     else:
-        files = {
-            name: [file for _, file in _entries(folder, problems, are_images=True)]
-            for name, folder in _entries(path, problems, are_images=False)
-        }
+        folders = _entries(path, problems, are_images=False)
+        files = {one.name: _entries(one, problems, are_images=True) for one in folders}
     _refuse(problems)
     if keeps is not None:
         names = list(files)
@@ -252,17 +232,17 @@ def listed_omniglot(
     """Returns the image files that `load_omniglot` reads."""
     problems: list[str] = []
     files, parents = {}, []
-    for alphabet, folder in _entries(path, problems, are_images=False):
-        characters = _entries(folder, problems, are_images=False)
+    for alphabet in _entries(path, problems, are_images=False):
+        characters = _entries(alphabet, problems, are_images=False)
         if not characters:
             problems.append(
-                f"{folder} must contain a folder for each character, but has none: the "
-                "alphabet would be lost"
+                f"{alphabet} must contain a folder for each character, but has none: "
+                "the alphabet would be lost"
             )
-        for name, inside in characters:
-            images = _entries(inside, problems, are_images=True)
-            files[f"{alphabet}/{name}"] = [file for _, file in images]
-            parents.append(alphabet)
+        for one in characters:
+            name = f"{alphabet.name}/{one.name}"
+            files[name] = _entries(one, problems, are_images=True)
+            parents.append(alphabet.name)
     _refuse(problems)
     return _images(files, parents if alphabets else None, size, True, True, owner)
 
@@ -347,8 +327,13 @@ def _images(
                 "supported only without a level above them"
             )
         units = {"alphabet": np.repeat(above, counts), **units}
-    public = names if above is None else None
-    return Images(paths, units, public, size, grey, invert, owners)
+    table = ExampleTable.from_records(
+        np.arange(len(paths)),
+        units=units,
+        public_units=names if above is None else None,
+        owners=owners,
+    )
+    return Images(paths, table, size, grey, invert)
 
 
 def is_image_name(name: str) -> bool:
@@ -359,7 +344,7 @@ def is_image_name(name: str) -> bool:
 def listed_images(path: Path) -> list[Path]:
     """Returns the images in a folder by name; raises if it has anything else."""
     problems: list[str] = []
-    found = [file for _, file in _entries(path, problems, are_images=True)]
+    found = _entries(path, problems, are_images=True)
     _refuse(problems)
     return found
 
@@ -369,7 +354,7 @@ def is_ignored(name: str) -> bool:
     return name.startswith(".") or name.lower() in _LITTER
 
 
-def _entries(path: Path, problems: list[str], *, are_images: bool) -> list[Entry]:
+def _entries(path: Path, problems: list[str], *, are_images: bool) -> list[Path]:
     """Returns the images, or folders, in a folder by name; others become problems."""
     is_kind = os.DirEntry.is_file if are_images else os.DirEntry.is_dir
     with os.scandir(path) as listing:
@@ -389,7 +374,7 @@ def _entries(path: Path, problems: list[str], *, are_images: bool) -> list[Entry
             kind = f"an image, one of {_SUFFIXES}" if are_images else "a folder"
             problems.append(f"{entry.path} must be {kind}")
         else:
-            found.append((entry.name, Path(entry.path)))
+            found.append(Path(entry.path))
     return found
 
 
@@ -406,66 +391,48 @@ def _refuse(problems: Sequence[str]) -> None:
         )
 
 
-File = tuple[str, Path | IO[bytes]]
-"""Name of an image in messages, and its path or stream."""
-
-
-def first_decoded(files: Iterable[File], size: int | None, grey: bool) -> np.ndarray:
-    """Returns the first image, (H, W, channels) uint8; if it is bad, lists all bad."""
-    problems: list[str] = []
-    for name, file in files:
-        try:
-            found = decoded_image(file, size, grey, name)
-        except ValueError as error:
-            problems.append(str(error))
-            continue
-        if not problems:
-            return found
-    _refuse(problems)
-    raise ValueError("there must be at least one image, got none")
+File = Path | IO[bytes]
+"""An image; its text says in messages where it is."""
 
 
 def decoded_parts(
-    files: Iterable[File], size: int | None, grey: bool, shape: tuple[int, ...]
+    files: Iterable[File],
+    size: int | None,
+    grey: bool,
+    shape: tuple[int, ...] | None = None,
 ) -> Iterator[np.ndarray]:
-    """Yields batches (n, *shape) uint8, decoded in threads; lists all bad images."""
+    """Yields batches (n, H, W, channels) uint8, or lists all images that are bad.
+
+    Without a ``shape``, it is that of the first image, which is a batch of its own.
+    """
     problems: list[str] = []
 
-    def pixels(file: File) -> np.ndarray | ValueError:
+    def pixels(file: File) -> np.ndarray | str:
         try:
-            image = _decoded(file[1], size, grey, file[0])
+            image = _decoded(file, size, grey)
         except ValueError as error:
-            return error
-        if image.shape == shape:
+            return str(error)
+        if shape is None or image.shape == shape:
             return image
-        return ValueError(
-            f"images must have the same shape, or be resized (give a size); {file[0]} "
+        return (
+            f"images must have the same shape, or be resized (give a size); {file} "
             f"has {image.shape[:2]}, the first has {shape[:2]}"
         )
 
     iterator = iter(files)
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode") as pool:
-        while part := list(itertools.islice(iterator, _BATCH_IMAGES)):
+        while part := list(itertools.islice(iterator, _BATCH_IMAGES if shape else 1)):
             with warnings.catch_warnings(action="ignore"):  # for all threads
                 found = list(pool.map(pixels, part))
-            problems += [str(one) for one in found if isinstance(one, ValueError)]
+            problems += [one for one in found if isinstance(one, str)]
             if not problems:
-                yield np.stack([one for one in found if isinstance(one, np.ndarray)])
+                yield np.stack([one for one in found if not isinstance(one, str)])
+            shape = shape or getattr(found[0], "shape", None)
     _refuse(problems)
 
 
-def decoded_image(
-    file: Path | IO[bytes], size: int | None, grey: bool, name: Any
-) -> np.ndarray:
-    """Returns an image file as (H, W, channels) uint8, without Pillow's warnings."""
-    with warnings.catch_warnings(action="ignore"):
-        return _decoded(file, size, grey, name)
-
-
-def _decoded(
-    file: Path | IO[bytes], size: int | None, grey: bool, name: Any
-) -> np.ndarray:
-    """Decodes like `decoded_image`; warnings are not suppressed."""
+def _decoded(file: File, size: int | None, grey: bool) -> np.ndarray:
+    """Returns an image file as (H, W, channels) uint8; Pillow may warn."""
     pillow = require("PIL.Image", purpose="reading images")
     upright = require("PIL.ImageOps", purpose="reading images").exif_transpose
     try:
@@ -491,7 +458,7 @@ def _decoded(
         if size is not None and converted.size != (size, size):
             converted = converted.resize((size, size), pillow.Resampling.BILINEAR)
     except Exception as error:  # Pillow raises almost any type for broken files
-        raise ValueError(f"{name} must be a readable image: {error}") from error
+        raise ValueError(f"{file} must be a readable image: {error}") from error
     pixels = np.asarray(converted)
     return pixels[..., None] if grey else pixels
 

@@ -23,8 +23,7 @@ from jaxdp_episodic.trainer.data.splits import TRAIN, ClassSplit
 from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, StoredFeatures
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
-Part = tuple[np.ndarray, np.ndarray]
-"""Numbers of some records in their source, ascending, and their kept values."""
+Part = tuple[np.ndarray, np.ndarray]  # row indices in a table, and their values
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +35,8 @@ class Records:
     dtype: np.dtype  # of the kept values
     shape: tuple[int, ...]  # of one record's values
     encoding: str | None  # see `StoredFeatures`
-    # Yields the parts of the records with the given ascending numbers.
-    read: Callable[[np.ndarray], Iterable[Part]]
+    # Yields the values of the records with the given ascending numbers, in parts.
+    read: Callable[[np.ndarray], Iterable[np.ndarray]]
 
     def part(self, parts: ClassSplit, split: str) -> Records:
         """Returns the records whose classes are in a split; see `ClassSplit.part`."""
@@ -46,13 +45,12 @@ class Records:
     def placed(self) -> Iterator[Part]:
         """Yields row indices in the table, and the values of the records there."""
         numbers = np.asarray(self.numbers.features).reshape(-1)
-        order = np.argsort(numbers)
-        wanted, done = numbers[order], 0
-        for rows, values in self.read(wanted):
-            yield order[np.searchsorted(wanted, rows)], values
-            done += len(rows)
-        if done != len(wanted):
-            raise ValueError(f"there must be {len(wanted)} records, got {done}")
+        order, done = np.argsort(numbers), 0
+        for values in self.read(numbers[order]):
+            yield order[done : done + len(values)], values
+            done += len(values)
+        if done != len(numbers):
+            raise ValueError(f"there must be {len(numbers)} records, got {done}")
 
     def table(self, max_bytes: int | None = None) -> ExampleTable:
         """Returns the table with its features in memory."""
@@ -72,14 +70,13 @@ class Records:
         return self.numbers.with_features(features)
 
 
-def only(wanted: np.ndarray, parts: Iterable[np.ndarray]) -> Iterator[Part]:
+def only(wanted: np.ndarray, parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """Yields the wanted records from consecutive parts of a whole source."""
     first = 0
     for values in parts:
         low, high = np.searchsorted(wanted, [first, first + len(values)])
         if high > low:
-            rows = wanted[low:high]
-            yield rows, values[rows - first]
+            yield values[wanted[low:high] - first]
         first += len(values)
 
 

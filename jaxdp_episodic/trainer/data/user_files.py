@@ -18,9 +18,9 @@ from jaxdp_episodic.files import parquet_file
 from jaxdp_episodic.files.archive import array_names, read_arrays
 from jaxdp_episodic.files.json_file import repeated
 from jaxdp_episodic.files.table_file import csv_lines, read_csv_columns
-from jaxdp_episodic.trainer.data.folders import decoded_parts, first_decoded
+from jaxdp_episodic.trainer.data.folders import decoded_parts
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, id_array
-from jaxdp_episodic.trainer.data.stored import Part, Records, only
+from jaxdp_episodic.trainer.data.stored import Records, only
 from jaxdp_episodic.trainer.data.stored_features import UNIT
 from jaxdp_episodic.trainer.data.table import ExampleTable, finite_rows
 
@@ -312,7 +312,7 @@ def table_records(
         numbers = [numbers_of(cells[name], name, path, first) for name in features]
         made = [np.stack(numbers, axis=1).astype(_FLOAT)]
         item, dtype, encoding = (len(features),), _FLOAT, None
-        read: Callable[[np.ndarray], Iterator[Part]] = functools.partial(
+        read: Callable[[np.ndarray], Iterator[np.ndarray]] = functools.partial(
             only, parts=made
         )
     elif images is None:
@@ -391,21 +391,21 @@ def number_columns(
 def _image_column(
     path: Path, name: str, shape: tuple[int, ...], size: int | None, grey: bool
 ) -> tuple[
-    tuple[int, ...], np.dtype, str | None, Callable[[np.ndarray], Iterator[Part]]
+    tuple[int, ...], np.dtype, str | None, Callable[[np.ndarray], Iterator[np.ndarray]]
 ]:
     """Returns the reader of a column of images: files, or lists of numbers."""
     if parquet_file.holds_files(path, name):
 
-        def files() -> Iterator[tuple[str, io.BytesIO]]:
+        def files() -> Iterator[_Cell]:
             record = 0
             for cells in parquet_file.parquet_files(path, name, rows=_BATCH_IMAGES):
                 for content in cells:
                     record += 1
-                    yield f"{name} in record {record} of {path}", io.BytesIO(content)
+                    yield _Cell(content, f"{name} in record {record} of {path}")
 
-        how = size, grey, first_decoded(files(), size, grey).shape
-        kind = how[2], np.dtype(np.uint8), UNIT
-        return *kind, lambda rows: only(rows, decoded_parts(files(), *how))
+        item = next(decoded_parts(files(), size, grey)).shape[1:]
+        kind = item, np.dtype(np.uint8), UNIT
+        return *kind, lambda rows: only(rows, decoded_parts(files(), size, grey, item))
     if not shape:
         said = f"shape must be given for the lists of numbers in column {name!r}"
         raise ValueError(f"{said} of {path}, for example 32 32 3")
@@ -437,6 +437,17 @@ def _image_column(
     is_coded = probe.dtype.kind == "b" or probe.dtype == np.uint8
     dtype, scale = (np.dtype(np.uint8), UNIT) if is_coded else (_FLOAT, None)
     return item, dtype, scale, lambda wanted: only(wanted, kept())
+
+
+class _Cell(io.BytesIO):
+    """An image file in a cell; its text says where it is."""
+
+    def __init__(self, content: bytes, place: str) -> None:
+        super().__init__(content)
+        self._place = place
+
+    def __str__(self) -> str:
+        return self._place
 
 
 def columns_of(

@@ -99,10 +99,8 @@ def _outcome(o: command.Options) -> run.Outcome:
             raise ValueError(f"--shard must be I/N with 1 <= I <= N, got {o.shard!r}")
         part = int(numbers[1]), int(numbers[2])
     sweep = read_sweep(o.file)
-    if o.collect:
-        return run.collect(sweep, o.out)
-    engine = run.on_devices
-    if o.engine == "ray":
+    engine = None if o.collect else run.on_devices
+    if engine is not None and o.engine == "ray":
         engine = run.RayEngine(o.ray_address, o.ray_cpus, o.ray_gpus, o.ray_retries)
     console = standard_error()
     return run.run_sweep(sweep, o.out, engine=engine, part=part, console=console)

@@ -23,7 +23,7 @@ import queue
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,9 +60,6 @@ NPZ = "table.npz"
 _VERSION = 1  # of the manifest
 _IDENTITY = ("sweep", "chunk_size", "versions")  # its keys that the hash covers
 _LIBRARIES = ("jaxdp-episodic", "jax", "jaxlib", "numpy")  # the manifest has versions
-# A shard holds this line, the sweep's hash and the chunk's number, the SHA-256 of the
-# answers, and the answers as little-endian float64, row after row.
-_MAGIC = b"jaxdp-episodic sweep shard 1\n"
 _DIGEST_BYTES = 32  # of SHA-256
 _MAX_MANIFEST_BYTES = 2**30  # each axis may list ten million values
 _MAX_CHUNK = 2**30  # settings; far more than in any sweep
@@ -145,9 +142,10 @@ class SweepFolder:
     def save(self, number: int, answers: np.ndarray) -> None:
         """Saves the answers (n, k) of one chunk, atomically."""
         payload = np.ascontiguousarray(answers, "<f8").tobytes()
-        header = self._header(number) + hashlib.sha256(payload).digest()
         try:
-            write_atomically(self.shard(number), header + payload)
+            write_atomically(
+                self.shard(number), self._digest(number, payload) + payload
+            )
         except FileNotFoundError:
             # Another process may have made the table and removed the shards.
             if self.table is None:
@@ -156,23 +154,21 @@ class SweepFolder:
     def load(self, number: int) -> np.ndarray | None:
         """Returns the answers (n, k) of a chunk; None if missing or damaged."""
         (start, stop), width = self.range_of(number), len(self.columns)
-        header, size = self._header(number), 8 * width * (stop - start)
-        shard, begin = self.shard(number), len(header) + _DIGEST_BYTES
+        shard = self.shard(number)
         try:
-            if shard.stat().st_size != begin + size:
+            if shard.stat().st_size != _DIGEST_BYTES + 8 * width * (stop - start):
                 return None
             data = shard.read_bytes()
         except FileNotFoundError:
             return None
-        if data[:begin] != header + hashlib.sha256(data[begin:]).digest():
+        payload = data[_DIGEST_BYTES:]
+        if data[:_DIGEST_BYTES] != self._digest(number, payload):
             return None
-        return np.frombuffer(data[begin:], "<f8").reshape(-1, width)
+        return np.frombuffer(payload, "<f8").reshape(-1, width)
 
     def missing(self, numbers: range) -> list[int]:
         """Returns the chunks whose shards are missing or damaged."""
-        there = {name for name in os.listdir(self.path / SHARDS) if name.isdigit()}
-        lost = (n for n in numbers if f"{n:08d}" not in there or self.load(n) is None)
-        return list(lost)
+        return [number for number in numbers if self.load(number) is None]
 
     def remove_shards(self) -> None:
         """Removes the shards and the temporary files of killed processes."""
@@ -188,8 +184,10 @@ class SweepFolder:
             if not any(shards.iterdir()):
                 shards.rmdir()
 
-    def _header(self, number: int) -> bytes:
-        return _MAGIC + f"{self.manifest['hash']} {number:08d}\n".encode()
+    def _digest(self, number: int, payload: bytes) -> bytes:
+        """The head of a shard; its payload is the answers, row after row."""
+        head = f"{self.manifest['hash']} {number}\n".encode()
+        return hashlib.sha256(head + payload).digest()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -197,28 +195,24 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     try:
         manifest = read_json(file, max_bytes=_MAX_MANIFEST_BYTES)
-        if not isinstance(manifest, dict):
-            raise TypeError(f"must be an object, got {_validation.shown(manifest)}")
         refuse_hostile("manifest", manifest)
+        _validation.instance("it", manifest, dict, "an object")
         version, kind = manifest.get("version"), manifest.get("kind")
         if type(version) is not int or version != _VERSION or kind != "sweep":
             raise ValueError(f"version {_validation.shown(version)} is not known")
-        for key in ("sweep", "versions"):
-            if not isinstance(manifest.get(key), dict):
-                raise ValueError(f"{key} must be a table")
         identity = {key: manifest.get(key) for key in _IDENTITY}
         if manifest.get("hash") != description_hash(identity):
             raise ValueError("its hash is wrong: it was edited")
-        chunk = manifest["chunk_size"]
-        if type(chunk) is not int or not 1 <= chunk <= _MAX_CHUNK:
-            raise ValueError(f"chunk_size must be a whole number, got {chunk!r}")
-        size = described_grid(manifest["sweep"]).size
+        chunk = manifest.get("chunk_size")
+        _validation.instance("chunk_size", chunk, int, "a whole number")
+        _validation.whole_number("chunk_size", chunk, maximum=_MAX_CHUNK)
+        sweep = _validation.instance("sweep", manifest.get("sweep"), dict, "a table")
+        size = described_grid(sweep).size
         if manifest.get("num_settings") != size:
             raise ValueError(f"num_settings must be {size}, the product of its axes")
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{path} holds no sweep: it has no {MANIFEST}"
-        ) from None
+        said = f"{path} holds no sweep: it has no {MANIFEST}"
+        raise FileNotFoundError(said) from None
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ValueError(f"{file} is not the manifest of a sweep: {error}") from None
     return manifest
@@ -409,22 +403,19 @@ def attempt(sweep: Sweep, number: int) -> ChunkResult:
 
 
 def _in_work(
-    numbers: Sequence[int],
-    width: int,
-    begin: Callable[[int], Any],
-    first_of: Callable[[list[Any]], Any],
-) -> Iterator[tuple[int, Any]]:
-    """Yields finished chunks and their tasks, running ``width`` tasks at a time.
+    numbers: Sequence[int], width: int, begin: Callable[[int], Future[Any]]
+) -> Iterator[tuple[int, Future[Any]]]:
+    """Yields the numbers and futures of finished chunks, ``width`` at work at a time.
 
-    ``begin`` starts the task of a chunk, ``first_of`` waits for the first of several.
+    No chunk is begun before the consumer has taken an earlier one.
     """
-    waiting, begun = iter(numbers), dict[Any, int]()
+    waiting, begun = iter(numbers), dict[Future[Any], int]()
     while True:
         for number in itertools.islice(waiting, width - len(begun)):
             begun[begin(number)] = number
         if not begun:
             return
-        done = first_of(list(begun))
+        done = next(as_completed(begun))
         yield begun.pop(done), done
 
 
@@ -445,8 +436,7 @@ def on_devices(sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
 
     with ThreadPoolExecutor(max(len(slots), 1)) as pool:
         begin = functools.partial(pool.submit, work)
-        first_of = lambda some: next(as_completed(some))  # noqa: E731
-        for _, done in _in_work(numbers, len(slots), begin, first_of):
+        for _, done in _in_work(numbers, len(slots), begin):
             yield done.result()
 
 
@@ -474,20 +464,22 @@ class RayEngine:
 
     def __call__(self, sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
         """Yields one result per chunk."""
-        ray = _ray()
+        # Without this, Ray warns about GPUs that a task does not use.
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray = require("ray", purpose="the Ray engine", extra="ray")
         started = not ray.is_initialized()
         if started:
             self._start(ray)
         try:
             needs = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
             task = ray.remote(**needs, max_retries=self.max_retries)(attempt)
-            begin = functools.partial(task.remote, ray.put(sweep))
+            there = ray.put(sweep)
             # A few tasks for every slot of the cluster.
             width = 2 * max(2, int(ray.cluster_resources().get("CPU", 1)))
-            first_of = lambda some: ray.wait(some, num_returns=1)[0][0]  # noqa: E731
-            for number, done in _in_work(numbers, width, begin, first_of):
+            begin = lambda number: task.remote(there, number).future()  # noqa: E731
+            for number, done in _in_work(numbers, width, begin):
                 try:
-                    yield ray.get(done)
+                    yield done.result()
                 except ray.exceptions.RayError as error:
                     yield ChunkResult(number, None, [], _validation.one_line(error))
         finally:
@@ -507,13 +499,6 @@ class RayEngine:
             raise ConnectionError(f"Ray did not start: {reason}") from error
 
 
-@functools.cache
-def _ray() -> Any:
-    # Without this, Ray warns about GPUs that a task does not use.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    return require("ray", purpose="the Ray engine", extra="ray")
-
-
 _MAX_FIRST_FAILURES = 8  # failed chunks after which a sweep without success stops
 _MAX_RANGES = 6  # ranges of chunks in a message
 
@@ -522,8 +507,7 @@ class SweepError(ValueError):
     """Some chunks failed; the others are saved."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The outcome of a call of `run_sweep`."""
 
     size: int  # settings of the sweep
@@ -538,69 +522,52 @@ def run_sweep(
     sweep: Sweep,
     path: str | Path,
     *,
-    engine: Engine = on_devices,
+    engine: Engine | None = on_devices,
     part: tuple[int, int] | None = None,
     console: Console | None = None,
 ) -> Outcome:
     """Evaluates the missing chunks of a sweep, and makes the table.
 
     With ``part`` (i, n) it evaluates every n-th chunk from the i-th, without a table.
+    Without an engine it makes the table from the chunks of a job array.
     """
     number, parts = part or (1, 1)
     if not 1 <= number <= parts:
         raise ValueError(f"shard must be i/n with 1 <= i <= n, got {number}/{parts}")
     folder = SweepFolder.opened(Path(path), sweep)
-    size, begun = (folder.size, folder.num_chunks), time.monotonic()
-    if folder.table is not None:
-        folder.remove_shards()  # an earlier call may have been killed before this
-        return Outcome(*size, 0, 0.0, folder.table, ())
-    numbers = range(number - 1, folder.num_chunks, parts)
-    todo = folder.missing(numbers)
-    evaluated, warned = 0, ()
-    if todo:
-        evaluated, warned = _evaluate(sweep, folder, todo, numbers, engine, console)
-    seconds, table = time.monotonic() - begun, None
-    if part is None:
-        table = write_table(folder)
-        folder.remove_shards()
-    return Outcome(*size, evaluated, seconds, table, warned)
-
-
-def collect(sweep: Sweep, path: str | Path) -> Outcome:
-    """Makes the table from the chunks of a job array."""
-    folder = SweepFolder.opened(Path(path), sweep)
+    evaluated, warned, begun = 0, (), time.monotonic()
     if folder.table is None:
-        missing = folder.missing(range(folder.num_chunks))
-        if missing:
+        numbers = range(number - 1, folder.num_chunks, parts)
+        todo = folder.missing(numbers)
+        if todo and engine is None:
             raise ValueError(
-                f"{len(missing)} of {folder.num_chunks} chunks are missing: "
-                f"{_ranges(missing)}; run their shards, or leave out --collect to "
+                f"{len(todo)} of {folder.num_chunks} chunks are missing: "
+                f"{_ranges(todo)}; run their shards, or leave out --collect to "
                 "evaluate them here"
             )
+        if todo and engine is not None:
+            total, left = (
+                sum(stop - start for start, stop in map(folder.range_of, some))
+                for some in (numbers, todo)
+            )
+            bar = ProgressBar(console, "settings", total, total - left)
+            evaluated, warned = _save_all(folder, todo, engine(sweep, todo), bar)
+    seconds = time.monotonic() - begun
+    if part is None and folder.table is None:
         write_table(folder)
-    folder.remove_shards()
-    return Outcome(folder.size, folder.num_chunks, 0, 0.0, folder.table, ())
+    if folder.table is not None:
+        folder.remove_shards()  # also those of a call that was killed before this
+    size = folder.size, folder.num_chunks
+    return Outcome(*size, evaluated, seconds, folder.table, warned)
 
 
-def _evaluate(
-    sweep: Sweep,
-    folder: SweepFolder,
-    todo: Sequence[int],
-    numbers: range,
-    engine: Engine,
-    console: Console | None,
+def _save_all(
+    folder: SweepFolder, todo: Sequence[int], results: Any, bar: ProgressBar
 ) -> tuple[int, tuple[str, ...]]:
-    """Evaluates and saves chunks; returns the number of settings, and warnings."""
-    total, left = (
-        sum(stop - start for start, stop in map(folder.range_of, some))
-        for some in (numbers, todo)
-    )
+    """Saves the results of an engine; returns the number of settings, and warnings."""
     failed: list[ChunkResult] = []
     evaluated, warned = 0, dict[str, None]()
-    with (
-        ProgressBar(console, "settings", total, total - left) as progress,
-        contextlib.closing(engine(sweep, todo)) as results,  # pyright: ignore[reportArgumentType]: a generator
-    ):
+    with bar, contextlib.closing(results):
         for result in results:
             if result.answers is None:
                 failed.append(result)
@@ -610,7 +577,7 @@ def _evaluate(
             folder.save(result.number, result.answers)
             evaluated += len(result.answers)
             warned |= dict.fromkeys(result.warnings)
-            progress.advance(len(result.answers))
+            bar.advance(len(result.answers))
     if failed:
         first = min(failed, key=lambda result: result.number)
         start, stop = folder.range_of(first.number)

@@ -12,7 +12,7 @@ from jaxdp_episodic.tools.plots import figures, pictures
 from jaxdp_episodic.tools.plots.figures import front_of
 from jaxdp_episodic.tools.plots.pictures import SweepTable
 from jaxdp_episodic.tools.sweep.description import read_sweep
-from jaxdp_episodic.tools.sweep.run import SweepFolder, collect
+from jaxdp_episodic.tools.sweep.run import SweepFolder, run_sweep
 from sweep_runs import NOISE, RATE, REQUEST, axis
 
 pytest.importorskip("matplotlib").use("Agg")
@@ -36,7 +36,7 @@ def pretended(sweep, folder, answers):
         value = answers(**named(sweep.grid.values(index)))
         rest = [np.zeros_like(value)] * (len(opened.columns) - 1)
         opened.save(number, np.stack([value, *rest], axis=-1))
-    collect(sweep, folder)
+    run_sweep(sweep, folder, engine=None)
     return folder
 
 

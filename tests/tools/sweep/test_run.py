@@ -23,7 +23,6 @@ from jaxdp_episodic.tools.sweep.run import (
     RayEngine,
     SweepError,
     SweepFolder,
-    collect,
     evaluate_chunk,
     run_sweep,
     saved_chunks,
@@ -155,13 +154,13 @@ def test_shards_of_a_job_array(undisturbed, tmp_path):
     out = tmp_path / "out"
     assert run_sweep(sweep, out, part=(2, 3)).table is None
     with pytest.raises(ValueError, match=r"4 of 6 chunks .*: 0, 2 to 3, 5; run"):
-        collect(sweep, out)
+        run_sweep(sweep, out, engine=None)
     run_sweep(sweep, out, part=(1, 3))
     run_sweep(sweep, out, part=(1, 3), engine=no_work)
     run_sweep(sweep, out, part=(3, 3))
-    assert collect(sweep, out).table
+    assert run_sweep(sweep, out, engine=None).table
     assert contents(out) == expected
-    assert collect(sweep, out).table
+    assert run_sweep(sweep, out, engine=None).table
     for part in [(0, 3), (4, 3)]:
         with pytest.raises(ValueError, match="1 <= i <= n"):
             run_sweep(sweep, out, part=part)
@@ -425,7 +424,6 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch, read):
     def missing(name):
         raise ImportError(name)
 
-    engines._ray.cache_clear()
     monkeypatch.setattr(optional.importlib, "import_module", missing)
     with pytest.raises(ImportError, match=r"pip install .\.\[ray\]"):
         next(RayEngine()(read(SMALL), [0]))

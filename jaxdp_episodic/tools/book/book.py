@@ -39,10 +39,10 @@ from jaxdp_episodic.tools.book.content import (
     new_name,
     read_rows,
 )
-from jaxdp_episodic.tools.book.storage import BookError, Rows, Storage, shown
+from jaxdp_episodic.tools.book.storage import BookError, Row, Rows, Storage, shown
 
 _Result = TypeVar("_Result")
-_Act = Callable[[Rows, BookContent], _Result]
+_Write = Callable[[Mapping[str, Any]], Row]  # writes the next record
 
 
 class BookClosedError(ValueError):
@@ -124,15 +124,15 @@ def create_book(
 
 def read_book(where: str) -> BookContent:
     """Returns the checked content of a book."""
-    return _changed(where, lambda rows, content: content, writes=False)
+    return _changed(where, lambda content, write: content, writes=False)
 
 
 def close_book(where: str) -> BookContent:
     """Closes a book to new charges; returns its content before."""
 
-    def close(rows: Rows, content: BookContent) -> BookContent:
+    def close(content: BookContent, write: _Write) -> BookContent:
         if not content.is_closed:
-            rows.append(content.next_row({"closed": True, "time": _now()}))
+            write({"closed": True, "time": _now()})
         return content
 
     return _changed(where, close, seen=read_book(where))
@@ -188,7 +188,7 @@ def charge(
             raise closed
         price = order.price(seen.terms)  # takes seconds, in no transaction
 
-    def pay(rows: Rows, content: BookContent) -> Entry:
+    def pay(content: BookContent, write: _Write) -> Entry:
         if content.terms.name != name:  # the price was computed for another book
             raise BookError(
                 f"book {shown(where)} was {name[:12]}… a moment ago and has been "
@@ -198,7 +198,7 @@ def charge(
         paid = content.entry_of(run)
         if paid is not None:
             _check_resumed(content, paid, order, sessions, at_end)
-            rows.append(content.next_row({"resumed": run, "session": session}))
+            write({"resumed": run, "session": session})
             return paid
         if content.is_closed:
             raise closed
@@ -208,17 +208,9 @@ def charge(
                 "none now: it was restored to an older state"
             )
         content.terms.prices.check(content.paid, price)
-        record = {
-            "run": run,
-            "session": session,
-            "what": order.what,
-            "name": order.name,
-            "about": dict(order.about),
-            "price": dict(price),
-            "time": _now(),
-        }
-        rows.append(row := content.next_row(record))
-        content.add(row)
+        head = {"run": run, "session": session, "what": order.what, "name": order.name}
+        about = {"about": dict(order.about), "price": dict(price), "time": _now()}
+        content.add(write(head | about))
         return content.entries[-1]
 
     return _changed(where, pay, seen=seen)
@@ -256,7 +248,10 @@ def _check_resumed(
 
 
 def _changed(
-    where: str, act: _Act[_Result], seen: BookContent | None = None, writes: bool = True
+    where: str,
+    act: Callable[[BookContent, _Write], _Result],
+    seen: BookContent | None = None,
+    writes: bool = True,
 ) -> _Result:
     """Reads a book, on from ``seen``; returns ``act``'s result. One transaction."""
 
@@ -271,7 +266,7 @@ def _changed(
                 content = read_rows(rows.read())
         except BookError as error:
             raise BookError(f"book {shown(where)}: {error}") from None
-        return act(rows, content)
+        return act(content, lambda record: rows.append(content.next_row(record)))
 
     return Storage(where).transaction(read, writes=writes)
 
@@ -347,7 +342,7 @@ def check_out(where: str, folder: Path, paid: Paid, *, steps: int) -> None:
     """
     receipt, run = read_receipt(folder), paid.entry.run
 
-    def end(rows: Rows, content: BookContent) -> None:
+    def end(content: BookContent, write: _Write) -> None:
         found = content.entry_of(run)
         if found is None:
             raise _restored(where, folder)
@@ -359,8 +354,7 @@ def check_out(where: str, folder: Path, paid: Paid, *, steps: int) -> None:
             )
         ended = content.ends.get(run)
         if ended is None:
-            record = {"ended": run, "steps": steps, "time": _now()}
-            rows.append(content.next_row(record))
+            write({"ended": run, "steps": steps, "time": _now()})
         elif ended != steps:
             raise ValueError(
                 f"{entry}, which has ended after {ended:,} steps (of a search: runs), "

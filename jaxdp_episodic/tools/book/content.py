@@ -74,6 +74,11 @@ class GdpPrices:
         ]
         return {name: max(getattr(one, name) for one in each) for name in _FIELDS}
 
+    def price_of_search(self, orders: Any, rdp: Any, floor: float | None) -> Price:
+        """Returns the price of a search, from its Rényi DP; see `price_of_rdp`."""
+        floor = self.default_floor if floor is None else floor
+        return dataclasses.asdict(gdp_budget.price_of_rdp(orders, rdp, floor=floor))
+
     def check(self, paid: Sequence[Price], price: Price) -> None:
         """Refuses a price that exceeds what is left after ``paid``."""
         before, wanted = _read(paid), gdp_budget.GdpPrice(**price)
@@ -135,6 +140,13 @@ class MenuPrices:
             + ", ".join(options)
         )
 
+    def price_of_search(self, orders: Any, rdp: Any, floor: float | None) -> Price:
+        """Refuses every search."""
+        raise NotImplementedError(
+            "a search for hyperparameters cannot be on a menu, as only a bound on its "
+            "Rényi DP is known; a book with mu-GDP prices charges it"
+        )
+
     def check(self, paid: Sequence[Price], price: Price) -> None:
         """Refuses an option that costs more than is left after ``paid``."""
         try:
@@ -187,19 +199,6 @@ def _read(paid: Sequence[Price]) -> list[gdp_budget.GdpPrice]:
     return [gdp_budget.GdpPrice(**price) for price in paid]
 
 
-def price_of_search(
-    prices: Prices, orders: Any, rdp: Any, *, floor: float | None = None
-) -> Price:
-    """Returns the price of a search, from its Rényi DP; see `price_of_rdp`."""
-    if not isinstance(prices, GdpPrices):
-        raise NotImplementedError(
-            "a search for hyperparameters cannot be on a menu, as only a bound on its "
-            "Rényi DP is known; a book with mu-GDP prices charges it"
-        )
-    floor = prices.default_floor if floor is None else floor
-    return dataclasses.asdict(gdp_budget.price_of_rdp(orders, rdp, floor=floor))
-
-
 def in_words(price: Price) -> str:
     """Returns a price as text."""
     if "option" in price:
@@ -210,14 +209,13 @@ def in_words(price: Price) -> str:
 def merged(runs: Iterable[ComposedSteps], times: Iterable[int]) -> ComposedSteps:
     """Returns the composition of runs, each so many times."""
     # Equal steps that draw independently are merged; steps in cycles stay apart.
-    counts: dict[Any, int] = {}
-    parts: list[tuple[Any, int]] = []
+    counts, parts = Counter[Any](), list[tuple[Any, int]]()
     for run, number in zip(runs, times, strict=True):
         for step, count in zip(run.steps, run.counts, strict=True):
             if isinstance(step, GaussianStep) and int(step.cycle) > 1:
                 parts += [(step, int(count))] * number
             else:
-                counts[step] = counts.get(step, 0) + number * int(count)
+                counts[step] += number * int(count)
     return compose(*counts.items(), *parts)
 
 
@@ -327,12 +325,6 @@ class Entry(NamedTuple):
     about: Mapping[str, Any]  # description in plain values: its steps, if it has any
     price: Mapping[str, Any]  # of the kind of the book's prices
     time: str  # UTC
-
-    @property
-    def steps(self) -> ComposedSteps | None:
-        """The run's composition; None for a search or a run that is none."""
-        found = self.about.get("steps")
-        return None if found is None else ComposedSteps.from_dict(found)
 
 
 @dataclass

@@ -7,6 +7,7 @@ isolation level.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import secrets
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jaxdp_episodic._validation import one_line
 from jaxdp_episodic.files.archive import check_plain_file
-from jaxdp_episodic.files.atomic import TEMPORARY, sync_folder
+from jaxdp_episodic.files.atomic import owner_only
 from jaxdp_episodic.files.optional import require
 
 TABLE = "jaxdp_episodic_book"
@@ -71,8 +72,8 @@ class Rows:
         query = self._table.select().where(number >= first).order_by(number)
         return [Row(*row) for row in self._connection.execute(query)]
 
-    def append(self, row: Row) -> None:
-        """Adds a row, and reads it back: a trigger or a rule may have dropped it."""
+    def append(self, row: Row) -> Row:
+        """Adds and returns a row, if nothing like a trigger or a rule drops it."""
         self._connection.execute(self._table.insert().values(**row._asdict()))
         if self.read(row.number) != [row]:
             raise BookError(
@@ -80,6 +81,7 @@ class Rows:
                 "the database, like a trigger or a rule, drops or changes it. Nothing "
                 "was charged"
             )
+        return row
 
 
 class Storage:
@@ -93,8 +95,8 @@ class Storage:
                 "book must be a path or a URL; give an SQLite file by its path"
             )
         self._alchemy = alchemy = require("sqlalchemy", purpose="a book", extra=None)
-        long = alchemy.Text(_MOST_BYTES), "mysql", "mariadb"
-        text = alchemy.Text().with_variant(*long)
+        long = alchemy.Text(_MOST_BYTES)
+        text = alchemy.Text().with_variant(long, "mysql", "mariadb")
         whole = {"primary_key": True, "autoincrement": False}
         self._table = alchemy.Table(
             TABLE,
@@ -103,12 +105,30 @@ class Storage:
             alchemy.Column("record", text, nullable=False),
             alchemy.Column("hash", alchemy.String(64), nullable=False),
         )
-        self._engine = self._engine_of(self._path or where)
+        options: dict[str, Any] = {}
+        if self._path is not None:
+            where, options = (
+                "sqlite://",
+                {"creator": functools.partial(_opened, self._path)},
+            )
+        elif "postgresql" in where:
+            options = {"connect_args": {"connect_timeout": _CONNECT_S}}
+        options |= {"isolation_level": "SERIALIZABLE", "poolclass": alchemy.NullPool}
+        try:
+            self._engine = alchemy.create_engine(where, **options)
+        except ImportError as error:  # the URL's driver is not installed
+            raise ImportError(
+                f"book {self._shown} needs the database's driver for Python, with the "
+                f"module {error.name}, which is not installed"
+            ) from None
+        except alchemy.exc.SQLAlchemyError:
+            raise ValueError(
+                f"book must be a path, or a URL like postgresql+psycopg://user@host/"
+                f"database; got {self._shown}"
+            ) from None
 
     def create(self, row: Row) -> None:
-        """Makes the book with its first row."""
-        if self._path is not None:
-            return self._create_file(self._path, row)
+        """Makes the book with its first row; a crash may leave a file without it."""
 
         def first(rows: Rows) -> None:
             if rows.read():
@@ -117,32 +137,25 @@ class Storage:
                 )
             rows.append(row)
 
-        with self._translated_errors():
-            self._table.create(self._engine, checkfirst=True)
-        self.transaction(first)
-
-    def _create_file(self, path: Path, row: Row) -> None:
-        """Makes the book in a new file, which gets its name when it is complete."""
-        taken = f"{path} exists: name another file"
-        if path.exists():
-            raise FileExistsError(taken)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + TEMPORARY + secrets.token_hex(6))
-        os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            try:
+                os.close(owner_only(str(self._path), new))
+            except FileExistsError:
+                said = f"{self._path} exists: name another file"
+                raise FileExistsError(said) from None
         try:
-            with (
-                self._translated_errors(),
-                self._engine_of(temporary).begin() as connection,
-            ):
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
-                connection.exec_driver_sql(_SCHEMA)
-                Rows(connection, self._table).append(row)
-            os.link(temporary, path)  # unlike a rename it replaces nothing
-        except FileExistsError:
-            raise FileExistsError(taken) from None
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_folder(path.parent)
+            with self._translated_errors(), self._engine.begin() as connection:
+                if self._path is None:
+                    self._table.create(connection, checkfirst=True)
+                else:
+                    connection.exec_driver_sql(_SCHEMA)
+            self.transaction(first)
+        except Exception:
+            if self._path is not None:
+                self._path.unlink()
+            raise
 
     def transaction(
         self, act: Callable[[Rows], Result], *, writes: bool = True
@@ -177,30 +190,6 @@ class Storage:
                 # A random time, as others that lost would try at the same moment.
                 time.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))
                 pause = min(1.5 * pause, 1.0)
-
-    def _engine_of(self, place: Path | str) -> Any:
-        alchemy, options = self._alchemy, {}
-        if isinstance(place, Path):
-            place, options = "sqlite://", {"creator": lambda file=place: _opened(file)}
-        elif "postgresql" in place:
-            options = {"connect_args": {"connect_timeout": _CONNECT_S}}
-        try:
-            return alchemy.create_engine(
-                place,
-                isolation_level="SERIALIZABLE",
-                poolclass=alchemy.NullPool,
-                **options,
-            )
-        except ImportError as error:  # the URL's driver is not installed
-            raise ImportError(
-                f"book {self._shown} needs the database's driver for Python, with the "
-                f"module {error.name}, which is not installed"
-            ) from None
-        except alchemy.exc.SQLAlchemyError:
-            raise ValueError(
-                f"book must be a path, or a URL like postgresql+psycopg://user@host/"
-                f"database; got {self._shown}"
-            ) from None
 
     def _check_schema(self, connection: Any) -> None:
         """Refuses what could change or drop a row: triggers, views, other tables."""
@@ -241,31 +230,32 @@ class Storage:
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
         """Raises the database's errors as our own, without passwords."""
+        book, errors = f"book {self._shown}", self._alchemy.exc
         try:
             yield
         except UnicodeDecodeError as error:
-            raise BookError(f"book {self._shown} is damaged: {error}") from None
-        except self._alchemy.exc.SQLAlchemyError as error:
-            raise self._translated(error) from None
-
-    def _translated(self, error: Exception) -> Exception:
-        errors, orig = self._alchemy.exc, getattr(error, "orig", None)
-        reason = shown(" ".join(str(orig).partition("\n")[0].split()))
-        if isinstance(orig, sqlite3.OperationalError):
-            if "locked" in reason:
-                return self._in_use()
-            code = getattr(orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-            if code != sqlite3.SQLITE_ERROR:  # a fault of the disk, or missing rights
-                return OSError(f"book {self._shown}: {reason}")
-            return BookError(f"book {self._shown} is damaged: {reason}")
-        if isinstance(orig, sqlite3.DatabaseError):
-            return BookError(f"{self._shown} is no book, or it is damaged: {reason}")
-        if isinstance(error, errors.ProgrammingError):
-            return BookError(f"there is no usable book at {self._shown}: {reason}")
-        if isinstance(error, errors.OperationalError):
+            raise BookError(f"{book} is damaged: {error}") from None
+        except errors.SQLAlchemyError as error:
+            orig = getattr(error, "orig", None)
             reason = shown(one_line(orig or error))
-            return ConnectionError(f"book {self._shown} could not be reached: {reason}")
-        return OSError(f"book {self._shown}: {type(error).__name__}")
+            code = getattr(orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+            if isinstance(orig, sqlite3.OperationalError) and "locked" in reason:
+                raise self._in_use() from None
+            if isinstance(orig, sqlite3.OperationalError):
+                if code != sqlite3.SQLITE_ERROR:  # the disk's fault, or missing rights
+                    raise OSError(f"{book}: {reason}") from None
+                raise BookError(f"{book} is damaged: {reason}") from None
+            if isinstance(orig, sqlite3.DatabaseError):
+                said = f"{self._shown} is no book, or it is damaged: {reason}"
+                raise BookError(said) from None
+            if isinstance(error, errors.ProgrammingError):
+                said = f"there is no usable book at {self._shown}: {reason}"
+                raise BookError(said) from None
+            if isinstance(error, errors.OperationalError):
+                raise ConnectionError(
+                    f"{book} could not be reached: {reason}"
+                ) from None
+            raise OSError(f"{book}: {type(error).__name__}") from None
 
 
 def shown(where: str) -> str:
@@ -280,7 +270,7 @@ def _opened(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(
         address, uri=True, timeout=_PATIENCE_S, isolation_level=None
     )
-    # A commit returns when it is on the disk, with the name of its journal removed.
+    # A commit returns when it is on the disk, with the names in its folder.
     connection.execute("PRAGMA synchronous = EXTRA")
     connection.execute("PRAGMA trusted_schema = OFF")  # the file may be a stranger's
     return connection

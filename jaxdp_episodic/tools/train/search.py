@@ -24,7 +24,7 @@ from jaxdp_episodic.accountant.questions.tuning import (
 from jaxdp_episodic.accountant.report.sentences import upward
 from jaxdp_episodic.files.atomic import atomic_folder, write_atomically
 from jaxdp_episodic.tools.book.book import Order, Paid, check_in, check_out
-from jaxdp_episodic.tools.book.content import TUNE, BookTerms, new_name, price_of_search
+from jaxdp_episodic.tools.book.content import TUNE, BookTerms, new_name
 from jaxdp_episodic.tools.train.booked import Booking, PartOfSearch, protected_by
 from jaxdp_episodic.tools.train.run import RELEASE, run_training
 from jaxdp_episodic.tools.train.search_space import Search
@@ -335,7 +335,7 @@ def _check_in(
                 "every sampling without replacement: the book's prices are public, but "
                 "this search's depends on private sizes"
             )
-        return price_of_search(terms.prices, DEFAULT_ORDERS, tuned, floor=book.floor)
+        return terms.prices.price_of_search(DEFAULT_ORDERS, tuned, book.floor)
 
     about = {"search": state["search"]}
     order = Order(TUNE, folder.resolve().name, protected, about, price)

@@ -33,7 +33,6 @@ from jaxdp_episodic.tools.book.content import (
     BookExhaustedError,
     Protected,
     merged,
-    price_of_search,
 )
 from jaxdp_episodic.tools.book.storage import BookError, shown
 
@@ -568,7 +567,7 @@ def test_a_menu_refuses_adaptive_runs_with_prices_and_disjoint_parts(tmp_path):
     with pytest.raises(NotImplementedError, match=refused):
         paid(where, "1", apart)
     with pytest.raises(NotImplementedError, match="a search .* cannot be on a menu"):
-        price_of_search(read_book(where).terms.prices, [2.0], [0.1])
+        read_book(where).terms.prices.price_of_search([2.0], [0.1], None)
     quotas = jde.AdaptiveRun({"step": ALWAYS}, quotas={"step": 10})
     assert paid(where, "1", order(quotas.composition())).price == {"option": "short"}
 

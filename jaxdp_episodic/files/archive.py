@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import stat
 import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ _HEADERS = {
 _NO_HEADER = (ValueError, KeyError, TypeError, SyntaxError, OverflowError)
 _NO_HEADER += (tokenize.TokenError, RecursionError, MemoryError)
 _KINDS = "biufcSU"  # numbers, booleans, bytes and text
-_UNSAFE = re.compile(r"[/\\]|.*[/\\]\.\.([/\\]|$)|\.\.([/\\]|$)|[A-Za-z]:", re.DOTALL)
 # Exceptions that zipfile raises for broken archives; RuntimeError: encrypted.
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError),
@@ -79,17 +77,14 @@ def array_names(path: Path) -> list[str]:
 
 
 def array_batches(path: Path, name: str, *, rows: int) -> Iterator[np.ndarray]:
-    """Yields an array of an npz file some rows at a time; in Fortran order all at once.
+    """Yields an array of an npz file, in C order, some rows at a time.
 
     Errors are those of `read_arrays`.
     """
     with _opened(path) as (archive, members):
         member = _found(members, name)
         with archive.open(member) as stream:
-            shape, kind, is_fortran = npy_header(stream, name, member.file_size)
-            if is_fortran:  # its rows are scattered over the file
-                yield _array(archive, member)
-                return
+            shape, kind, _ = npy_header(stream, name, member.file_size)
             number, *item = shape
             size = math.prod(item) * kind.itemsize
             for start in range(0, number, rows):
@@ -111,7 +106,22 @@ def _opened(
         if path.stat().st_size > max_bytes + _MAX_LISTING_BYTES:
             raise ValueError(f"at most max_bytes={max_bytes} bytes")
         with zipfile.ZipFile(path) as archive:
-            yield archive, _checked_members(archive, max_bytes)
+            there = archive.infolist()
+            members = {one.filename.removesuffix(".npy"): one for one in there}
+            if len(there) > _MAX_ARRAYS:
+                raise ValueError(f"more than {_MAX_ARRAYS} arrays")
+            if len(members) < len(there):
+                raise ValueError("two arrays have one name")
+            if not "".join(members).isprintable():
+                raise ValueError("a name has characters that cannot be printed")
+            if any(one.compress_type not in _METHODS for one in there):
+                raise ValueError("an array has a compression that NumPy does not use")
+            if sum(max(one.file_size, 0) for one in there) > max_bytes:
+                raise ValueError(f"at most max_bytes={max_bytes} bytes uncompressed")
+            for one in there:
+                with archive.open(one) as stream:
+                    npy_header(stream, one.filename, one.file_size)
+            yield archive, members
     except OSError as error:
         if error.filename is not None:
             raise
@@ -122,32 +132,7 @@ def _opened(
         raise ValueError(f"{path} must be an npz file: {why}") from error
 
 
-def _checked_members(
-    archive: zipfile.ZipFile, max_bytes: int
-) -> dict[str, zipfile.ZipInfo]:
-    members: dict[str, zipfile.ZipInfo] = {}
-    total = 0
-    if len(archive.infolist()) > _MAX_ARRAYS:
-        raise ValueError(f"more than {_MAX_ARRAYS} arrays")
-    for member in archive.infolist():
-        if _UNSAFE.match(member.filename) or not member.filename.isprintable():
-            raise ValueError(f"{member.filename!r} must not name a path elsewhere")
-        name = member.filename.removesuffix(".npy")
-        if name in members:
-            raise ValueError(f"two arrays have the name {name!r}")
-        if member.compress_type not in _METHODS:
-            raise ValueError(f"{name} has a compression that NumPy does not use")
-        members[name] = member
-        total += max(member.file_size, 0)
-        if total > max_bytes:
-            raise ValueError(f"at most max_bytes={max_bytes} bytes uncompressed")
-    for member in members.values():
-        with archive.open(member) as stream:
-            npy_header(stream, member.filename, member.file_size)
-    return members
-
-
-def _found(members: Mapping[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
+def _found(members: dict[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
     if name not in members:
         there = ", ".join(map(repr, list(members)[:20]))
         raise ValueError(f"no array {name!r}; the arrays are {there}")
@@ -200,16 +185,11 @@ def npy_header(stream: Any, name: str, size: int) -> Header:
 def _values(content: bytes | bytearray, kind: np.dtype, name: str) -> np.ndarray:
     """Returns the items (n,) in bytes of a dtype; raises for invalid values."""
     values = np.frombuffer(content, np.uint8).view(kind)
-    check_items(values, name)
-    return values
-
-
-def check_items(values: np.ndarray, name: str) -> None:
-    """Raises for bytes that are not a value of their dtype, which NumPy accepts."""
-    flat, kind = values.reshape(-1), values.dtype
-    if kind.kind == "b" and flat.size and flat.view(np.uint8).max() > 1:
+    # NumPy accepts bytes that are no value of their dtype.
+    if kind.kind == "b" and values.size and values.view(np.uint8).max() > 1:
         raise ValueError(f"{name} has booleans other than 0 and 1")
     if kind.kind == "U":
-        points = flat.view(np.dtype(np.uint32).newbyteorder(kind.byteorder))
+        points = values.view(np.dtype(np.uint32).newbyteorder(kind.byteorder))
         if np.any((points > 0x10FFFF) | ((points >= 0xD800) & (points < 0xE000))):
             raise ValueError(f"{name} has text that is not Unicode")
+    return values

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.trainer.config.training_parts import (
     DISCRETE,
     FIXED,
+    GAUSSIAN,
     NORMALIZE,
     ClippingConfig,
 )
@@ -66,15 +68,15 @@ _REPLACED = (
     " Where one contribution may replace another, the two are at most sqrt(2) apart, "
     "and the noise multiplier below is sqrt(2) times the standard deviation."
 )
-# By whether the noise is discrete: its name, and a sentence on its low-order bits.
+# Of each kind of noise: its name, and a sentence on its low-order bits.
 _NOISES = {
-    True: (
+    DISCRETE: (
         "discrete Gaussian noise",
-        "Sums and noise were whole numbers, whose low-order bits reveal nothing.",
+        "Sums and noise are whole numbers, whose low-order bits reveal nothing.",
     ),
-    False: (
+    GAUSSIAN: (
         "Gaussian noise",
-        "The noise was float64 Gaussian; its low-order bits are not hardened.",
+        "The noise is float64 Gaussian; its low-order bits are not hardened.",
     ),
 }
 
@@ -117,7 +119,7 @@ def run_statement(trainer: Any) -> RunStatement:
             "has_default_normalizer": trainer.has_default_normalizer,
             "people": people_of(trainer.data, str(budget.step.privacy_unit)),
         }
-    facts = plain(_facts(trainer, budget, spent, uncounted))
+    facts = _facts(trainer, budget, spent, uncounted)
     shown, released = (
         privacy_statement(budget, for_release=for_release, **how)
         for for_release in (False, True)
@@ -135,42 +137,36 @@ def run_statement(trainer: Any) -> RunStatement:
 
 def _facts(trainer: Any, budget: Any, spent: float, uncounted: float) -> dict[str, Any]:
     """The table of a run's facts."""
-    step, taken, words = budget.step, trainer.num_steps_charged, dict[str, Any]()
-    adapts = isinstance(budget, AdaptiveBudget)
-    for name, text in in_words.budget_in_words(budget) if adapts else ():
-        words[name] = f"{words[name]}; {text}" if name in words else text
-    noises = [float(one.noise_multiplier) for one in budget.before]
-    is_short = budget.is_private and taken < budget.num_steps
-    owed = in_words.owed_by_plan(budget.epsilon, budget.delta)
-    planned: dict[str, Any] = {
-        "steps": taken,
-        "epsilon spent": spent,
-        # For comparison with accountants that do not count the draw of examples.
-        "epsilon without counting the draw of examples": uncounted,
-        "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
-        "ended early": owed if is_short else None,
-        "noise multipliers of statistics": noises or None,
-    }
-    if step.privacy_unit in OWNED:
-        del planned["epsilon without counting the draw of examples"]
-    steps: dict[str, Any] = {
-        "clip norm": _clip_norm(trainer),
-        "clipped": f"each {step.clip_unit}",
-    }
-    if not adapts:
-        steps["noise multiplier"] = step.noise_multiplier
-        steps[_UNITS] = trainer.sampler.expected_units
-    if step.bands is not None:
-        steps["bands"] = f"{step.bands.count}, of groups of {step.bands.level}"
-    not_private = None if budget.is_private else "there is no noise"
-    facts = {
-        **(words if adapts else planned),
-        "noise": trainer.noise,
-        "protected": f"{protected_unit(step)} ({step.neighboring_relation})",
-        **(steps if adapts or budget.num_steps > len(budget.before) else {}),
-        "not private": not_private or (SEEDED if trainer.is_seeded else None),
-    }
-    return {name: value for name, value in facts.items() if value is not None}
+    step, adapts = budget.step, isinstance(budget, AdaptiveBudget)
+    facts: dict[str, Any] = {}
+    if adapts:
+        for name, text in in_words.budget_in_words(budget):
+            facts[name] = f"{facts[name]}; {text}" if name in facts else text
+    else:
+        taken = trainer.num_steps_charged
+        facts |= {"steps": taken, "epsilon spent": spent}
+        if step.privacy_unit not in OWNED:
+            # For comparison with accountants that do not count the draw of examples.
+            facts["epsilon without counting the draw of examples"] = uncounted
+        facts["target"] = f"epsilon {budget.epsilon:g}, delta {budget.delta:g}"
+        if budget.is_private and taken < budget.num_steps:
+            facts["ended early"] = in_words.owed_by_plan(budget.epsilon, budget.delta)
+        if budget.before:
+            noises = [one.noise_multiplier for one in budget.before]
+            facts["noise multipliers of statistics"] = list(map(float, noises))
+    facts["noise"] = trainer.noise
+    facts["protected"] = f"{protected_unit(step)} ({step.neighboring_relation})"
+    if budget.takes_steps:
+        facts["clip norm"] = _clip_norm(trainer)
+        facts["clipped"] = f"each {step.clip_unit}"
+        if not adapts:
+            facts["noise multiplier"] = step.noise_multiplier
+            facts[_UNITS] = trainer.sampler.expected_units
+        if step.bands is not None:
+            facts["bands"] = f"{step.bands.count}, of groups of {step.bands.level}"
+    if trainer.is_seeded or not budget.is_private:
+        facts["not private"] = SEEDED if budget.is_private else "there is no noise"
+    return plain(facts)
 
 
 def _released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str, Any]:
@@ -322,7 +318,7 @@ def _of_plan(
     is_early, epsilon = num_steps < budget.num_steps, report.epsilon
     if is_early:
         epsilon = max(budget.epsilon, epsilon)
-    kind, bits = _NOISES[noise == DISCRETE]
+    kind, bits = _NOISES[noise]
     words = _guarantee(report, epsilon, "the training data", report.delta)
     words += f" The target was epsilon <= {budget.epsilon:g}."
     if is_early:
@@ -389,11 +385,7 @@ def adaptive_methods(
     unit, texts = budget.a_step.privacy_unit, list[str]()
     if unit != PERSON:
         texts.append(_not_a_person(unit))
-    texts.append(
-        "The noise is discrete Gaussian, on sums of whole numbers."
-        if noise == DISCRETE
-        else "The noise is float64 Gaussian; its low-order bits are not hardened."
-    )
+    texts.append(_NOISES[noise][1])
     if clipping is not None and clipping.counts:
         texts.append(
             "Contributions are clipped to a norm that follows the "
@@ -441,11 +433,10 @@ def report_of_budget(
     has_default_normalizer: bool = False,
 ) -> tuple[PrivacyReport, ComposedSteps]:
     """Returns the report of a run's first ``num_charged`` steps, and these steps."""
-    taken, counts = budget.run(num_charged), dict[Any, int]()
+    taken, counts = budget.run(num_charged), Counter[Any]()
     for step, count in zip(taken.steps, taken.counts, strict=True):
-        counts[step] = counts.get(step, 0) + int(count)
-    counts = {step: count for step, count in counts.items() if count}
-    run = compose(*(counts or dict.fromkeys(taken.steps[:1], 0)).items())
+        counts[step] += int(count)
+    run = compose(*(+counts or dict.fromkeys(taken.steps[:1], 0)).items())
     report = privacy_report(run, delta=budget.delta, people=people)
     levels: dict[str, float | str] = dict(report.epsilon_by_level)
     unit, step = report.privacy_unit, budget.step

@@ -194,7 +194,7 @@ def test_results_from_public_sizes_are_released(hardened):
     facts = json.loads(texts["run.json"])
     assert facts["noise"] == "discrete"
     words = " ".join(texts["privacy.md"].split())
-    assert "discrete Gaussian noise of" in words and "were whole numbers" in words
+    assert "discrete Gaussian noise of" in words and "are whole numbers" in words
     assert facts["mean units a step"] == pytest.approx(777 * 0.04)  # tasks are public
     assert facts["noise multiplier"] == result.trainer.budget.step.noise_multiplier
     assert len(texts["log.jsonl"].splitlines()) == 3

@@ -23,9 +23,8 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,8 +89,7 @@ class StoredColumn:
         return self.read(np.arange(self.shape[0]))
 
 
-@dataclass(frozen=True)
-class StoredSplit:
+class StoredSplit(NamedTuple):
     """The columns of one split, checked against the manifest."""
 
     columns: Mapping[str, StoredColumn]  # by name
@@ -118,10 +116,9 @@ def open_split(folder: Path, split: str | None = None) -> StoredSplit:
         raise ValueError(
             f"split must be one of those in {folder}, {splits}, got {split!r}"
         )
-    opened = _all_columns(folder, manifest)
-    columns = opened[split or splits[0]]
+    name = splits[0] if split is None else split
+    columns, found = _all_columns(folder, manifest)[name], manifest["splits"][name]
     compare_sums(column for name, column in columns.items() if name != "features")
-    found = manifest["splits"][split or splits[0]]
     levels, made_from = tuple(found["levels"]), manifest.get("made_from")
     return StoredSplit(columns, levels, found["encoding"], made_from)
 
@@ -254,28 +251,23 @@ def _all_columns(
     folder: Path, manifest: Mapping[str, Any]
 ) -> dict[str, dict[str, StoredColumn]]:
     """Returns the columns by split; raises unless they match the manifest."""
-    return {
-        split: {
-            name: _opened(folder / split / f"{name}.npy", entry)
-            for name, entry in described["columns"].items()
-        }
-        for split, described in manifest["splits"].items()
-    }
-
-
-def _opened(path: Path, entry: Mapping[str, Any]) -> StoredColumn:
-    check_plain_file(path)
-    size = os.stat(path).st_size
-    if size != entry["bytes"]:
-        how = "it is truncated" if size < entry["bytes"] else "it has grown"
-        raise ValueError(
-            f"{path} must have {entry['bytes']} bytes according to the manifest, has "
-            f"{size}: {how}"
-        )
-    column = StoredColumn(path, entry["sha256"])
-    if column.dtype.str != entry["dtype"] or list(column.shape) != entry["shape"]:
-        raise ValueError(
-            f"{path} must have {entry['dtype']} of shape {entry['shape']} according to "
-            f"the manifest, has {column.dtype.str} of shape {list(column.shape)}"
-        )
-    return column
+    found: dict[str, dict[str, StoredColumn]] = {}
+    for split, described in manifest["splits"].items():
+        columns = found[split] = {}
+        for name, entry in described["columns"].items():
+            path, said = folder / split / f"{name}.npy", "according to the manifest"
+            check_plain_file(path)
+            size, wanted = os.stat(path).st_size, entry["bytes"]
+            if size != wanted:
+                how = "it is truncated" if size < wanted else "it has grown"
+                raise ValueError(
+                    f"{path} must have {wanted} bytes {said}, has {size}: {how}"
+                )
+            column = columns[name] = StoredColumn(path, entry["sha256"])
+            kind, shape = column.dtype.str, list(column.shape)
+            if kind != entry["dtype"] or shape != entry["shape"]:
+                raise ValueError(
+                    f"{path} must have {entry['dtype']} of shape {entry['shape']} "
+                    f"{said}, has {kind} of shape {shape}"
+                )
+    return found

@@ -12,7 +12,6 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.schemes import (
     MAX_LEVELS,
     Scheme,
-    WithoutReplacement,
     checked_name,
 )
 from jaxdp_episodic.accountant.describe.spec import Spec
@@ -182,7 +181,7 @@ class Population(Spec):
         """Returns the distinct paths to the units of one level, by default the last."""
         used = self.num_levels if num_levels_used is None else num_levels_used
         _check_level("num_levels_used", used, 1, self.num_levels)
-        return _distinct_paths(self.children_counts[:used])
+        return distinct_paths(self.children_counts[:used])[0]
 
     def describe_path(self, level: int, index: int) -> dict[str, Any]:
         """Returns the units on the path to one unit, by level name.
@@ -283,7 +282,7 @@ def _tree_from_ids(
     unit_ids: list[np.ndarray] = []
     parent_of_record = np.zeros(len(present[0]), np.int64)
     for name, column in zip(names, present, strict=False):
-        values, code = _unique_codes(column)
+        values, code = np.unique(column, return_inverse=True)
         parent = np.empty(len(values), np.int64)
         parent[code] = parent_of_record
         clash = parent[code] != parent_of_record
@@ -308,23 +307,6 @@ def _tree_from_ids(
     return tuple(counts), tuple(unit_ids)
 
 
-def _unique_codes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the sorted distinct ids, and each record's index into them."""
-    if column.dtype.kind != "U":
-        low, high = int(column.min()), int(column.max())
-        if high - low < 4 * len(column):
-            # Dense ids: linear time, while sorting 10^7 records takes seconds. Widen
-            # the integers first: in int8, 127 - (-128) overflows.
-            wide = column.astype(np.uint64 if column.dtype.kind == "u" else np.int64)
-            offset = (wide - wide.dtype.type(low)).astype(np.int64)
-            seen = np.zeros(high - low + 1, bool)
-            seen[offset] = True
-            values = np.flatnonzero(seen).astype(wide.dtype) + wide.dtype.type(low)
-            return values, (np.cumsum(seen) - 1)[offset]
-    values, code = np.unique(column, return_inverse=True)
-    return values, code
-
-
 def _id_column(name: str, value: Any) -> np.ndarray:
     """Returns ids as a 1-D array of integers or strings."""
     array = np.asarray(value)
@@ -347,82 +329,63 @@ def _is_list(value: Any) -> bool:
     )
 
 
-def _distinct_paths(counts: Sequence[np.ndarray]) -> DistinctPaths:
-    """Returns the distinct paths to the units of level ``len(counts)``, in one walk."""
-    # `table` has one row per distinct path so far; `code` is the row of each unit of
-    # the current level. A unit without children is followed as if it had one child:
-    # `level` and `index` name the real unit of an entry, or the last one on its path.
-    table = np.zeros((1, 0), np.int64)
-    code = level = index = np.zeros(1, np.int64)
-    for j, count in enumerate(counts):
-        exists = level == j
-        number = np.zeros(len(code), np.int64)
-        number[exists] = count
-        sizes = np.maximum(number, 1)
-        values, place = np.unique(sizes, return_inverse=True)
-        key, code = np.unique(code * len(values) + place, return_inverse=True)
-        row, value = np.divmod(key, len(values))
-        table = np.column_stack([table[row], values[value]])
-        first = np.zeros(len(code), np.int64)  # number of the first child
-        first[exists] = np.cumsum(count) - count
-        if j < len(counts) - 1:
-            parent = np.repeat(np.arange(len(code)), sizes)
-            child = np.arange(len(parent)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            has = number[parent] > 0
-            level = np.where(has, j + 1, level[parent])
-            index = np.where(has, first[parent] + child, index[parent])
-            code = code[parent]
-    multiplicity = np.zeros(len(table), np.int64)
-    np.add.at(multiplicity, code, number)
-    # The first unit of each path: units with children first, then the deepest empty
-    # one.
-    order = np.lexsort((np.arange(len(code)), -level, np.equal(number, 0), code))
-    _, start = np.unique(code[order], return_index=True)
-    unit = order[start]
-    real = number[unit] > 0
-    return DistinctPaths(
-        table,
-        multiplicity,
-        np.where(real, len(counts), level[unit]),
-        np.where(real, first[unit], index[unit]),
-    )
+def distinct_paths(counts: Sequence[np.ndarray]) -> tuple[DistinctPaths, np.ndarray]:
+    """Returns the paths to the units of level ``len(counts)``, and that of each unit.
+
+    The units of one parent share a path.
+    """
+    found, above = [], np.zeros((1, 0), np.int64)
+    for level, count in enumerate(counts):
+        # A unit without children is followed as if it had one child.
+        here = np.column_stack([above, np.maximum(count, 1)])
+        is_last = level + 1 == len(counts)
+        (ends,) = np.nonzero(count >= 0 if is_last else count == 0)
+        rows = np.ones((len(ends), len(counts)), np.int64)
+        rows[:, : level + 1] = here[ends]
+        # With children the example is the first child, else the empty unit itself.
+        number, first = count[ends], (np.cumsum(count) - count)[ends]
+        found.append(
+            (rows, number, level + (number > 0), np.where(number, first, ends))
+        )
+        above = np.repeat(here, count, axis=0)
+    rows, number, level, index = map(np.concatenate, zip(*found, strict=True))
+    # The first unit of each path is an example: of the last level, else the deepest.
+    order = np.lexsort((index, -level, *rows.T[::-1]))
+    is_first = np.append(True, np.any(np.diff(rows[order], axis=0), axis=1))
+    unit, path = order[is_first], np.empty(len(order), np.int64)
+    path[order] = np.cumsum(is_first) - 1
+    multiplicity = np.zeros(len(unit), np.int64)
+    np.add.at(multiplicity, path, number)
+    paths = DistinctPaths(rows[unit], multiplicity, level[unit], index[unit])
+    last = slice(len(path) - len(counts[-1]), None)
+    return paths, np.repeat(path[last], counts[-1])
 
 
 def max_contributions(
     counts: Sequence[np.ndarray], schemes: Sequence[Scheme]
 ) -> np.ndarray:
     """Returns the largest number of units that one draw can take below one unit."""
-    fixed = [isinstance(scheme, WithoutReplacement) for scheme in schemes]
-    sizes = [s.size for s in schemes if isinstance(s, WithoutReplacement)]
-    shape = np.broadcast_shapes(*map(np.shape, sizes))
-    columns = [np.broadcast_to(size, shape).ravel() for size in sizes]
-    rows = np.column_stack(columns) if columns else np.zeros((1, 0), np.int64)
-    distinct, inverse = np.unique(rows, axis=0, return_inverse=True)
+    drawn = [getattr(scheme, "size", _MAX_UNITS) for scheme in schemes]  # or all
+    limits = np.broadcast_arrays(*drawn)
+    table = np.stack([limit.ravel() for limit in limits], axis=1)
+    distinct, inverse = np.unique(table, axis=0, return_inverse=True)
     best = []
     for row in distinct:
-        given = iter(row)
-        limits = [int(next(given)) if is_fixed else None for is_fixed in fixed]
         # Contributions of each unit, from the bottom up; the last level makes one each.
-        last = limits[-1]
-        values = counts[-1] if last is None else np.minimum(counts[-1], last)
-        for count, most in zip(counts[-2::-1], limits[-2::-1], strict=True):
+        values = np.minimum(counts[-1], row[-1])
+        for count, most in zip(counts[-2::-1], row[-2::-1], strict=True):
             values = _sum_of_largest(values, count, most)
         best.append(max(1, int(np.max(values, initial=0))))
-    return np.array(best, np.int64)[inverse.ravel()].reshape(shape)[()]
+    return np.array(best, np.int64)[inverse.ravel()].reshape(limits[0].shape)[()]
 
 
-def _sum_of_largest(
-    values: np.ndarray, count: np.ndarray, most: int | None
-) -> np.ndarray:
-    """Sums the ``most`` largest values of each parent's children (None: all)."""
+def _sum_of_largest(values: np.ndarray, count: np.ndarray, most: int) -> np.ndarray:
+    """Sums the ``most`` largest values of each parent's children."""
     parent = np.repeat(np.arange(len(count)), count)
-    if most is not None:
-        order = np.lexsort((-values, parent))
-        starts = np.cumsum(count) - count
-        rank = np.arange(len(values)) - starts[parent]
-        values = np.where(rank < most, values[order], 0)
-    total = np.concatenate([[0], np.cumsum(values)])
     ends = np.cumsum(count)
+    rank = np.arange(len(values)) - (ends - count)[parent]
+    largest = np.where(rank < most, values[np.lexsort((-values, parent))], 0)
+    total = np.concatenate([[0], np.cumsum(largest)])
     return total[ends] - total[ends - count]
 
 

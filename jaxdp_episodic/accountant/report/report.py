@@ -14,6 +14,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.people import PersonBounds
+from jaxdp_episodic.accountant.describe.population import distinct_paths
 from jaxdp_episodic.accountant.describe.rates import inclusion_along
 from jaxdp_episodic.accountant.describe.schemes import (
     EPISODE,
@@ -458,15 +459,20 @@ def _distribution(
     # The largest epsilon bounds that of every path, also where rounding exceeds it.
     epsilons = _path_epsilons([fewer], delta, method)[index]
     epsilons = np.minimum(epsilons, worst.epsilon)
-    units = step.path_rates.multiplicity
+    units, paths = step.path_rates.multiplicity, step.path_rates.paths
     inclusion = np.broadcast_to(_inclusion_rates(run), units.shape)
+    of_units = None
+    if per_unit:
+        assert step.population is not None and paths is not None  # both or none
+        counts = step.population.children_counts[: paths.sizes.shape[1]]
+        of_units = epsilons[distinct_paths(counts)[1]]
     return UnitDistribution(
         num_units=int(units.sum()),
         num_paths=len(units),
         inclusion_rate_quantiles=_quantiles(inclusion, units),
         epsilon_quantiles=_quantiles(np.broadcast_to(epsilons, units.shape), units),
         rate_rounding=rounding,
-        unit_epsilons=_unit_values(step, epsilons) if per_unit else None,
+        unit_epsilons=of_units,
     )
 
 
@@ -481,25 +487,6 @@ def _quantiles(values: np.ndarray, weights: np.ndarray) -> dict[str, float]:
         name: float(values[order[np.searchsorted(cumulative, max(rank, 1))]])
         for name, rank in ranks.items()
     }
-
-
-def _unit_values(step: GaussianStep, values: np.ndarray) -> np.ndarray:
-    """(U,) values of the protected units from the (P,) values of their paths."""
-    tree, paths = step.population, step.path_rates.paths
-    assert tree is not None and paths is not None  # both or none
-    sizes = paths.sizes
-    counts = tree.children_counts[: sizes.shape[1]]
-    # All children of one parent share a path, so paths are found for parents only.
-    rows = counts[0][:, None]
-    for above, count in zip(counts[:-1], counts[1:], strict=True):
-        rows = np.column_stack([np.repeat(rows, above, axis=0), count])
-    has_children = counts[-1] > 0
-    rows = rows[has_children]
-    # Every row is one of `sizes`, which are sorted and distinct: their indices in the
-    # sorted union are 0, 1, ..., P - 1.
-    index = np.unique(np.concatenate([sizes, rows]), axis=0, return_inverse=True)[1]
-    parents = index.reshape(-1)[len(sizes) :]
-    return np.repeat(values[parents], counts[-1][has_children])
 
 
 def _inclusion_rates(run: ComposedSteps) -> np.ndarray:

@@ -172,7 +172,9 @@ def max_contributions(
             return population.max_contributions(sampling.levels, unit_level, clip_level)
     bound = np.asarray(1, np.int64)
     for level in range(unit_level, clip_level):
-        children = _most_children_drawn(sampling.levels[level], population, level)
+        children = most_children_drawn(
+            sampling, population, level, neighboring_relation
+        )
         if np.any(bound * children.astype(np.float64) > 2**53):
             raise ValueError("one unit must make at most 2**53 contributions, got more")
         bound = np.asarray(bound * children)
@@ -185,14 +187,30 @@ def most_children_drawn(
     level: int,
     neighboring_relation: str,
 ) -> np.ndarray:
-    """Returns the largest number of drawn children of one unit of a level."""
-    scheme = sampling.levels[level]
-    if population is None or neighboring_relation == "add_remove":
-        return _most_children_drawn(scheme, population, level)
-    largest = max(int(np.max(population.children_counts[level], initial=0)), 1)
-    if isinstance(scheme, WithoutReplacement):
-        return np.minimum(np.asarray(scheme.size, np.int64), largest)
-    return np.asarray(largest, np.int64)
+    """Returns a public bound on the drawn children of one unit of a level."""
+    scheme, largest = sampling.levels[level], 0
+    bound: Any = scheme.population
+    is_fixed = isinstance(scheme, WithoutReplacement)
+    if population is not None:
+        largest = int(np.max(population.children_counts[level], initial=0))
+    if population is not None and neighboring_relation != "add_remove":
+        bound = max(largest, 1)  # nobody joins
+    elif is_fixed and not scheme.population_is_exact:
+        return np.asarray(scheme.size, np.int64)  # its population is a lower bound
+    elif bound is None:
+        raise ValueError(
+            f"level {scheme.name!r}: population must be a public upper bound on the "
+            "number of its units in one protected unit, because each of them is "
+            "clipped; got None"
+        )
+    elif np.any(np.less(bound, largest)):
+        raise ValueError(
+            f"level {scheme.name!r}: population must be an upper bound on the "
+            f"children of one unit, got {scheme.population!r}, but the "
+            f"Population has a unit with {largest}"
+        )
+    bound = np.asarray(bound, np.int64)
+    return np.minimum(scheme.size, bound) if is_fixed else bound
 
 
 def _level_rates(
@@ -221,36 +239,6 @@ def _level_rates(
     draw = np.asarray(scheme.size, np.int64)[..., None]
     exact = scheme.population_is_exact and sizes is None
     return np.minimum(draw, group) / group, group, draw, exact
-
-
-def _most_children_drawn(
-    scheme: Scheme, population: Population | None, level: int
-) -> np.ndarray:
-    """A public bound on the drawn children of one unit of ``level``."""
-    bound = scheme.population
-    if isinstance(scheme, WithoutReplacement):
-        size = np.asarray(scheme.size, np.int64)
-        # Only an exact population is an upper bound; otherwise it may be a lower one.
-        if bound is None or not scheme.population_is_exact:
-            return size
-    elif bound is None:
-        raise ValueError(
-            f"level {scheme.name!r}: population must be a public upper bound on the "
-            "number of its units in one protected unit, because each of them is "
-            "clipped; got None"
-        )
-    bound = np.asarray(bound, np.int64)
-    if population is not None:
-        largest = int(np.max(population.children_counts[level], initial=0))
-        if np.any(bound < largest):
-            raise ValueError(
-                f"level {scheme.name!r}: population must be an upper bound on the "
-                f"children of one unit, got {scheme.population!r}, but the "
-                f"Population has a unit with {largest}"
-            )
-    if isinstance(scheme, WithoutReplacement):
-        return np.minimum(scheme.size, bound)
-    return bound
 
 
 def _check_fits(level_names: tuple[str, ...], population: Population) -> None:

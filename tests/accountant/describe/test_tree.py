@@ -137,21 +137,18 @@ def test_an_id_under_two_parents_is_refused():
 
 
 @pytest.mark.parametrize(
-    "values",
+    "ids",
     [
-        np.array([2**64 - 1, 2**64 - 2, 2**64 - 1], np.uint64),
-        np.array([-(2**63), 2**63 - 1, 0]),
-        np.array(["a", "b", "c"], object),
+        np.array([2**64 - 2, 2**64 - 1], np.uint64),
+        np.array([-(2**63), 2**63 - 1]),
+        np.array(["a", "b"], object),
     ],
-    ids=["uint64", "int64", "object"],
 )
-def test_ids_at_the_ends_of_their_type(values):
-    repeated = np.concatenate([values, np.repeat(values, 3)])
-    population = Population.from_ids(school=repeated)
-    different, counts = np.unique(repeated, return_counts=True)
-    assert counts_of(population) == [[len(different)], counts.tolist()]
+def test_ids_at_the_ends_of_their_type(ids):
+    population = Population.from_ids(school=[*ids, *ids, ids[1]])
+    assert counts_of(population) == [[2], [2, 3]]
     assert population.unit_ids is not None
-    assert population.unit_ids[0].tolist() == different.tolist()
+    assert population.unit_ids[0].tolist() == ids.tolist()
 
 
 def nested_sizes(depth):

@@ -6,7 +6,6 @@ of 0. See docs/theory.md, "People".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -221,35 +220,24 @@ def log_reached_mean(
     """Returns the same averaged over random partitions, which leave out the rest."""
     groups = int(classes // ways)
     rest = int(classes - groups * ways)
-    marked = log_binomial_law(bound, chance)
-    marks = np.arange(len(marked), dtype=np.float64)
-    marked = marked - log_binomial(np.full_like(marks, classes), marks)
-    # Sum over the number of marked classes that are left out.
-    out = np.arange(rest + 1.0)
-    log_out = log_binomial(np.full_like(out, rest), out)
-    inside = np.arange(int(min(bound, groups * ways)) + 1)
-    shifted = np.full((rest + 1, len(inside)), -np.inf)
-    for number, row in enumerate(shifted):
-        part = marked[number : number + len(inside)]
-        row[: len(part)] = part + log_out[number]
-    weights = logsumexp(shifted)
-    # Powers of (1+x)^ways - 1, tilted to the mean of the marks and scaled by their
-    # peaks.
-    tilt = math.log(max(bound * chance, 1e-300) / classes)
-    tap = np.arange(1, int(ways) + 1)
-    taps = np.exp(log_binomial(np.full(int(ways), float(ways)), 1.0 * tap) + tap * tilt)
-    power, scale = np.ones(1), 0.0
-    found = np.full(groups + 1, -np.inf)
-    for k in range(min(groups, int(bound)) + 1):
-        if k:
-            power = np.concatenate([[0.0], np.convolve(power, taps)])[: len(inside)]
-            peak = power.max()
-            power, scale = power / peak, scale + math.log(peak)
-        log_power = np.log(np.maximum(power, _VANISHED))
-        terms = log_power + (weights - inside * tilt)[: len(power)]
-        found[k] = logsumexp(terms) + scale
-    number = np.arange(groups + 1.0)
-    return found + log_binomial(np.full(groups + 1, float(groups)), number)
+    marked = np.exp(log_binomial_law(bound, chance))
+    # The law of (classes left out, groups reached) as marked classes get their places.
+    out = np.arange(rest + 1.0)[:, None]
+    reached = np.arange(groups + 1.0)
+    law = np.zeros((rest + 1, len(reached)))
+    law[0, 0] = 1.0
+    found = marked[0] * law
+    for placed, mass in enumerate(marked[1:]):
+        inside = np.maximum(reached * ways - (placed - out), 0.0)  # of reached groups
+        moved = law * inside
+        moved[:, 1:] += law[:, :-1] * ((groups - reached[:-1]) * ways)
+        moved[1:] += law[:-1] * (rest - out[:-1])
+        law = moved / (classes - placed)
+        found += mass * law
+    chances = np.sum(found, axis=0)
+    with np.errstate(divide="ignore"):  # more groups than marked classes: never
+        least = np.where(reached <= bound, _VANISHED * np.max(chances), 0.0)
+        return np.log(np.maximum(chances, least))
 
 
 def log_unseen_groups(

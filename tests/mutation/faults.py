@@ -31,7 +31,7 @@ _CLIPPED_SUM = Edit(
     "return total._replace(gradient=clip_by_norm(total.gradient, clip)[0])",
 )
 _DONE = "self._now = (state._replace(**self._shared(fields)), number)"
-_DRAWN = "draw_units(self.levels, generator)"
+_DRAWN = "draw_units(levels, generator)"
 _NORM = "clip_norm.longest(self.clipping) * self._longer"
 
 FAULTS = (
@@ -112,7 +112,7 @@ FAULTS = (
     ),
     Fault(
         "dropped Poisson tasks",
-        Edit(rows.TreeRows.draw, _DRAWN, f"{_DRAWN}[: int(1.2 * self.expected)]"),
+        Edit(rows.tree_rows, _DRAWN, f"{_DRAWN}[: int(1.2 * sizes[0])]"),
         sampled.drawn_tasks,
         "a cap on the batch: whether a task takes part depends on the others",
         SAMPLER,
@@ -131,7 +131,7 @@ FAULTS = (
     ),
     Fault(
         "shuffled epochs charged as Poisson",
-        Edit(rows.TreeRows.draw, _DRAWN, "batch_of_an_epoch(self, generator)"),
+        Edit(rows.tree_rows, _DRAWN, "batch_of_an_epoch(levels, generator)"),
         sampled.drawn_examples,
         "batches of one size, no unit twice in an epoch: no coin was tossed",
         SAMPLER,
@@ -151,8 +151,8 @@ FAULTS = (
     Fault(
         "batches of fixed size charged as independent bins",
         Edit(
-            rows.EpochRows.begin,
-            "if isinstance(self._scheme, RandomAllocation):",
+            rows.epoch_rows,
+            "if isinstance(scheme, RandomAllocation):",
             "if False:",
         ),
         sampled.bins_of_two_epochs,
@@ -295,7 +295,7 @@ FAULTS = (
     ),
     Fault(
         "a person's examples drawn together",
-        Edit(rows.TreeRows.draw, _DRAWN, f"together({_DRAWN})"),
+        Edit(rows.tree_rows, _DRAWN, f"together({_DRAWN})"),
         person_audits.examples_of_person,
         "a coin each hides how many of hers are drawn; one coin for all shows her",
         helpers={"together": person_audits.together},

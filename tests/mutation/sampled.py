@@ -96,13 +96,13 @@ def _verdict(rejected_at: float) -> Verdict:
     return Verdict(is_caught, f"corrected p-value {chance} {sign} {FALSE_ALARMS:g}")
 
 
-def batch_of_an_epoch(rows: Any, generator: np.random.Generator) -> np.ndarray:
+def batch_of_an_epoch(levels: Any, generator: np.random.Generator) -> np.ndarray:
     """A fault: the next units of a shuffled order."""
-    size, total = round(rows.expected), int(rows.levels[0].counts[0])
-    rest = getattr(rows, "rest", np.zeros(0, np.int64))
+    (level,) = levels
+    size, rest = round(level.expected[0]), vars(level).get("rest", [])
     if len(rest) < size:
-        rest = generator.permutation(total)
-    rows.rest = rest[size:]
+        rest = generator.permutation(int(level.counts[0]))
+    vars(level)["rest"] = rest[size:]
     return rest[:size]
 
 

@@ -12,7 +12,6 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import WithoutReplacement
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.draw import tree_draw
-from jaxdp_episodic.trainer.draw.rows import TreeRows
 
 
 def random_blocks(
@@ -24,22 +23,6 @@ def random_blocks(
     blocks = order[: len(order) // size * size].reshape(-1, size)
     blocks = np.where(blocks < num_known, blocks, tree_draw.NULL)
     return np.repeat(blocks, int(np.asarray(design.episodes_per_block)), axis=0)
-
-
-class BlockRows(TreeRows):
-    """Rows are the drawn episodes of a new partition into blocks."""
-
-    def __init__(self, design: PeopleBlocks, num_known: int) -> None:
-        self._design, self._num_known = design, num_known
-        pool = np.array([int(design.num_possible_episodes)])
-        width = int(np.asarray(design.people_per_block))
-        super().__init__((tree_draw.make_level(design.episodes, pool),), (width,))
-
-    def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the (J, people per block) people of the drawn episodes."""
-        drawn = tree_draw.draw_units(self.levels, generator)
-        people = random_blocks(self._design, self._num_known, generator)[drawn]
-        return people, np.full(len(people), tree_draw.NO_UNIT)
 
 
 @dataclass(frozen=True, eq=False)

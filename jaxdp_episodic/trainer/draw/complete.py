@@ -7,9 +7,9 @@ there are no episodes, it needs one example.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import gammaincinv
@@ -52,18 +52,20 @@ class Needs(NamedTuple):
         return cls(shots + 1, 1 if is_regression else 2) if has_episodes else cls()
 
 
-def counted(
-    draws: Iterable[tuple[int, int]], slot_shape: tuple[int, ...], mean: float
-) -> CompleteUnits:
-    """Returns means from simulated draws, each (clip units, complete clip units)."""
-    # The shape of a unit limits the work; ``mean`` is the exact mean number of units.
+def simulated(sampler: Any, needs: Needs) -> CompleteUnits:
+    """Returns means of a sampler's draws, by simulation."""
+    # The shape of a unit limits the work.
+    slots = max(math.prod(sampler.slot_shape), 1)
+    enough = min(_MOST, max(_MOST_SLOTS // slots, _FIRST))
     drawn = complete = 0
-    enough = min(_MOST, max(_MOST_SLOTS // max(math.prod(slot_shape), 1), _FIRST))
-    for number, (units, full) in enumerate(draws, start=1):
-        drawn, complete = drawn + units, complete + full
+    draws = sampler.draws(np.random.default_rng(SEED))
+    for draw in itertools.islice(draws, _MOST_DRAWS):
+        drawn += len(draw.mask)
+        complete += sampler.complete_in(draw, needs)
         is_clear = drawn >= _FIRST and 2 * complete >= drawn
-        if is_clear or drawn >= enough or number >= _MOST_DRAWS:
+        if is_clear or drawn >= enough:
             break
+    mean = sampler.expected_units  # exact
     largest = float(gammaincinv(complete + 1, _CONFIDENCE))
     share, most = (min(n / max(drawn, 1), 1.0) for n in (complete, largest))
     return CompleteUnits(share * mean, mean, most * mean, complete > 0)

@@ -23,7 +23,7 @@ from jaxdp_episodic.accountant.describe.designs import CLASS, GroupedClasses, Sa
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.trainer.data.owners import Owners
-from jaxdp_episodic.trainer.draw.complete import SEED, CompleteUnits, Needs, counted
+from jaxdp_episodic.trainer.draw.complete import SEED, CompleteUnits, Needs, simulated
 from jaxdp_episodic.trainer.draw.rows import Epoch
 from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 from jaxdp_episodic.trainer.draw.tree_draw import NO_UNIT, random_places
@@ -120,9 +120,7 @@ class GroupSampler:
 
     def complete_units(self, needs: Needs) -> CompleteUnits:
         """Returns means over the groups, see `EpisodeSampler.complete_units`."""
-        draws = self.draws(np.random.default_rng(SEED))
-        found = ((len(draw.mask), self.complete_in(draw, needs)) for draw in draws)
-        return counted(found, self.slot_shape, self.expected_units)
+        return simulated(self, needs)
 
     def complete_in(self, draw: Draw, needs: Needs) -> int:
         """Returns how many clip units of a draw are complete."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.special import bdtrc
 
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses, block_lengths
 from jaxdp_episodic.accountant.describe.schemes import (
@@ -17,7 +19,6 @@ from jaxdp_episodic.accountant.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.trainer.draw.tree_draw import (
-    NO_UNIT,
     NULL,
     Level,
     draw_units,
@@ -30,119 +31,109 @@ Epoch = list[np.ndarray]
 """For each step of an epoch, (J, ...) units to draw below, in random order; secret."""
 
 
-class TreeRows:
-    """Rows are the drawn units of one level; without levels, the whole step once."""
+@dataclass(frozen=True)
+class Rows:
+    """How rows are drawn: (J, *inner_shape) units, below which examples are drawn."""
 
-    def __init__(
-        self, levels: Sequence[Level], inner_shape: tuple[int, ...] = ()
-    ) -> None:
-        # Axes that the design forms, before those of the levels drawn below.
-        self.inner_shape = inner_shape
-        self.levels = levels  # drawn to form the rows
-        # Mean and largest possible number of rows.
-        self.expected, self.largest = expected_total(levels), largest_total(levels)
-
-    def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (J, *inner_shape) units to draw below, and (J,) clip units."""
-        units = draw_units(self.levels, generator)
-        return units, units.copy() if self.levels else np.full(1, NO_UNIT)
+    expected: float  # mean number of rows
+    largest: int  # largest possible number of rows
+    # Returns the rows of a step; those of an `Epoch` if there are epochs.
+    draw: Callable[[np.random.Generator], Any]
+    levels: Sequence[Level] = ()  # drawn to form the rows
+    # Axes that the design forms, before those of the levels drawn below.
+    inner_shape: tuple[int, ...] = ()
+    are_units: bool = False  # whether each row is one unit, the clip unit
+    steps_per_epoch: int | None = None  # None: every step draws independently
 
 
-class FixedRows:
+def tree_rows(levels: Sequence[Level]) -> Rows:
+    """Rows are the drawn units of the last level; without levels, the step once."""
+
+    def draw(generator: np.random.Generator) -> np.ndarray:
+        return draw_units(levels, generator)
+
+    sizes = expected_total(levels), largest_total(levels)
+    return Rows(*sizes, draw, levels, are_units=bool(levels))
+
+
+def fixed_rows(number: int) -> Rows:
     """Rows are a public number of episodes, each drawn from the root."""
-
-    def __init__(self, number: int) -> None:
-        self.inner_shape: tuple[int, ...] = ()
-        self.levels: Sequence[Level] = ()
-        self.expected, self.largest = float(number), number
-
-    def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the root once per episode."""
-        return np.zeros(self.largest, np.int64), np.full(self.largest, NO_UNIT)
+    return Rows(float(number), number, lambda generator: np.zeros(number, np.int64))
 
 
-class GroupedRows(TreeRows):
-    """Rows are groups of ``ways`` classes, each class in at most one group."""
+def class_rows(design: GroupedClasses, num_filled: int) -> Rows:
+    """Rows are groups of ``ways`` drawn classes, each class in at most one group."""
+    ways, scheme = int(np.asarray(design.ways)), design.classes
+    pool = int(np.asarray(design.num_classes))
+    assert scheme is not None
+    levels = (make_level(scheme, np.array([pool])),)
 
-    def __init__(self, design: GroupedClasses, num_filled: int) -> None:
-        self._design, self._num_filled = design, num_filled
-        ways = int(np.asarray(design.ways))
-        self._by_episode = design.episodes is not None
-        scheme: Any = design.episodes if self._by_episode else design.classes
-        pool = design.num_possible_episodes if self._by_episode else design.num_classes
-        pool = int(np.asarray(pool))
-        super().__init__((make_level(scheme, np.array([pool])),), (ways,))
-        if not self._by_episode:
-            self.expected = _mean_groups(scheme, pool, ways)
-            self.largest //= ways
+    def draw(generator: np.random.Generator) -> np.ndarray:
+        # In uniformly random order, so consecutive classes are a random group.
+        drawn = draw_units(levels, generator)
+        groups = drawn[: len(drawn) // ways * ways].reshape(-1, ways)
+        return np.where(groups < num_filled, groups, NULL)
 
-    def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the (J, ways) classes of the drawn groups."""
-        ways = self.inner_shape[0]
-        drawn = draw_units(self.levels, generator)
-        if self._by_episode:
-            groups = random_groups(self._design, self._num_filled, generator)[drawn]
-        else:  # in uniformly random order, so consecutive classes are a random group
-            groups = drawn[: len(drawn) // ways * ways].reshape(-1, ways)
-            groups = np.where(groups < self._num_filled, groups, NULL)
-        return groups, np.full(len(groups), NO_UNIT)
+    most = largest_total(levels) // ways
+    return Rows(_mean_groups(scheme, pool, ways), most, draw, levels, (ways,))
+
+
+def episode_rows(
+    scheme: Scheme,
+    pool: int,  # possible episodes
+    # Draws a new partition, (pool, width) units: a row for each possible episode.
+    partition: Callable[[np.random.Generator], np.ndarray],
+    width: int,  # classes, or people, per episode
+) -> Rows:
+    """Rows are the drawn episodes of a new partition, by steps or by epochs."""
+    level = make_level(scheme, np.array([pool]))
+    if isinstance(scheme, EpochScheme):
+        return epoch_rows(scheme, level, partition, (width,))
+
+    def draw(generator: np.random.Generator) -> np.ndarray:
+        drawn = draw_units((level,), generator)
+        return partition(generator)[drawn]
+
+    sizes = expected_total((level,)), largest_total((level,))
+    return Rows(*sizes, draw, (level,), (width,))
+
+
+def epoch_rows(
+    scheme: EpochScheme,  # assigns units to steps
+    level: Level,  # the units; its scheme is not used
+    partition: Callable[[np.random.Generator], np.ndarray] | None = None,
+    inner_shape: tuple[int, ...] = (),
+) -> Rows:
+    """Rows are units of the first level, or episodes of a partition, by epochs."""
+    number, lengths = int(level.counts.sum()), block_lengths(scheme)
+    steps, is_cut = int(lengths.sum()), not isinstance(scheme, RandomAllocation)
+
+    def draw(generator: np.random.Generator) -> Epoch:
+        assign = partial(shuffled, number, steps)
+        if isinstance(scheme, RandomAllocation):
+            assign = partial(allocated, number, lengths)
+        epoch = assign(generator)
+        if partition is None:
+            return epoch
+        groups = partition(generator)
+        return [groups[rows] for rows in epoch]
+
+    sizes = number * len(lengths) / steps, -(-number // steps) if is_cut else number
+    by_unit = partition is None
+    return Rows(*sizes, draw, (level,), inner_shape, by_unit, steps)
 
 
 def _mean_groups(scheme: Scheme, pool: int, ways: int) -> float:
     """Returns the mean of ``floor(K / ways)``, K the number of drawn classes."""
     if isinstance(scheme, WithoutReplacement):
         return float(min(int(np.asarray(scheme.size)), pool) // ways)
-    assert isinstance(scheme, Poisson)  # epoch schemes use `EpochRows`
-    rate = float(np.asarray(scheme.sampling_probability))
-    if rate in (0.0, 1.0):
-        return float(int(pool * rate) // ways)
-    # Binomial probabilities up to a factor, within 40 standard deviations of the mean.
-    reach = 40.0 * math.sqrt(pool * rate * (1.0 - rate)) + 40.0
-    low = max(0, math.floor(pool * rate - reach))
-    high = min(pool, math.ceil(pool * rate + reach))
-    number = np.arange(low, high + 1)
-    ratios = (pool - number[:-1]) / (number[1:]) * (rate / (1.0 - rate))
-    logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))])
-    weights = np.exp(logs - logs.max())
-    return float(np.sum(weights * (number // ways)) / np.sum(weights))
-
-
-class EpochRows:
-    """Rows are units of the first level, or episodes of a partition, by epochs."""
-
-    def __init__(
-        self,
-        scheme: EpochScheme,  # assigns units to steps
-        level: Level,  # the units; its scheme is not used
-        # Draws a new partition, a row for each episode; None: the units are the rows.
-        partition: Callable[[np.random.Generator], np.ndarray] | None = None,
-        width: int = 0,  # classes, or people, per episode
-    ) -> None:
-        self._scheme, self._partition = scheme, partition
-        self._number = int(level.counts.sum())
-        lengths = block_lengths(scheme)
-        self.inner_shape: tuple[int, ...] = () if partition is None else (width,)
-        self.levels = (level,)
-        steps = self.steps_per_epoch = int(lengths.sum())
-        self.expected = self._number * len(lengths) / steps
-        is_cut = not isinstance(scheme, RandomAllocation)
-        self.largest = -(-self._number // steps) if is_cut else self._number
-
-    def begin(self, generator: np.random.Generator) -> Epoch:
-        """Returns a newly drawn epoch."""
-        if isinstance(self._scheme, RandomAllocation):
-            epoch = allocated(self._number, block_lengths(self._scheme), generator)
-        else:
-            epoch = shuffled(self._number, self.steps_per_epoch, generator)
-        if self._partition is None:
-            return epoch
-        groups = self._partition(generator)
-        return [groups[rows] for rows in epoch]
-
-    def draw(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows of a step, and (J,) clip units."""
-        by_unit = self._partition is None
-        return rows, rows.copy() if by_unit else np.full(len(rows), NO_UNIT)
+    assert isinstance(scheme, Poisson)  # epoch schemes draw episodes
+    # It is the sum of the chances of at least ``ways``, 2 ``ways``, ... classes.
+    rate, number = (
+        np.asarray(scheme.sampling_probability),
+        np.arange(ways, pool + 1, ways),
+    )
+    return float(np.sum(bdtrc(number - 1, pool, float(rate))))
 
 
 def allocated(

@@ -33,16 +33,19 @@ from jaxdp_episodic.accountant.describe.schemes import (
 from jaxdp_episodic.accountant.describe.step import check_clip_unit
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.draw import complete
-from jaxdp_episodic.trainer.draw.blocks import BlockExamples, BlockRows, random_blocks
+from jaxdp_episodic.trainer.draw.blocks import BlockExamples, random_blocks
 from jaxdp_episodic.trainer.draw.rows import (
     Epoch,
-    EpochRows,
-    FixedRows,
-    GroupedRows,
-    TreeRows,
+    Rows,
+    class_rows,
+    episode_rows,
+    epoch_rows,
+    fixed_rows,
     random_groups,
+    tree_rows,
 )
 from jaxdp_episodic.trainer.draw.tree_draw import (
+    NO_UNIT,
     Level,
     check_levels,
     check_public_sizes,
@@ -58,12 +61,12 @@ def rows_and_levels(
     clip_unit: str,
     slots_of: str | None = None,
     num_people: int = 0,
-) -> tuple[TreeRows | FixedRows | GroupedRows | BlockRows | EpochRows, Sequence[Level]]:
+) -> tuple[Rows, Sequence[Level]]:
     """Returns the rows of a draw, and the levels drawn below them."""
-    epochs = epoch_scheme(sampling)
     if isinstance(sampling, MultistageSampling):
-        if epochs is not None:
-            if isinstance(epochs, ShuffledEpochs) and epochs.name == slots_of:
+        epochs = epoch_scheme(sampling)
+        if epochs is not None and epochs.name == slots_of:
+            if isinstance(epochs, ShuffledEpochs):
                 raise NotImplementedError(
                     f"zero_out at level {slots_of!r} is not supported with "
                     "ShuffledEpochs: its batch sizes would depend on a public number "
@@ -72,37 +75,36 @@ def rows_and_levels(
                 )
             # A null slot takes a step of its own and contributes nothing there, so
             # leaving it out does not change the distribution of the others.
-            slots_of = None if epochs.name == slots_of else slots_of
+            slots_of = None
         levels = make_levels(sampling.levels, population, slots_of)
         if epochs is not None:
-            return EpochRows(epochs, levels[0]), levels[1:]
+            return epoch_rows(epochs, levels[0]), levels[1:]
         clip_level = (RESERVED_LEVEL_NAME, *sampling.level_names).index(clip_unit)
-        return TreeRows(levels[:clip_level]), levels[clip_level:]
+        return tree_rows(levels[:clip_level]), levels[clip_level:]
     if isinstance(sampling, IndependentEpisodes):
         levels = make_levels(sampling.sampling.levels, population, slots_of)
-        return FixedRows(int(np.asarray(sampling.num_episodes))), levels
+        return fixed_rows(int(np.asarray(sampling.num_episodes))), levels
+    episodes: Any = sampling.episodes
     if isinstance(sampling, PeopleBlocks):
-        if epochs is None:
-            return BlockRows(sampling, num_people), ()
-        pool = make_level(epochs, np.array([int(sampling.num_possible_episodes)]))
-        blocks = functools.partial(random_blocks, sampling, num_people)
-        width = int(np.asarray(sampling.people_per_block))
-        return EpochRows(epochs, pool, blocks, width), ()
-    check_levels(sampling.level_names[1:], population)
-    classes, slots = population.num_units(1), int(np.asarray(sampling.num_classes))
-    if classes > slots or (classes < slots and slots_of != CLASS):
-        rule = "at least" if slots_of == CLASS else "exactly"
-        raise ValueError(
-            f"sampling.num_classes must be {rule} the number of classes in the data, "
-            f"{classes}, got {slots}"
-        )
-    examples = make_level(sampling.examples, population.children_counts[1], slots_of)
-    if epochs is not None:
-        pool = make_level(epochs, np.array([int(sampling.num_possible_episodes)]))
-        groups = functools.partial(random_groups, sampling, classes)
+        width, below = int(np.asarray(sampling.people_per_block)), ()
+        partition = functools.partial(random_blocks, sampling, num_people)
+    else:
+        check_levels(sampling.level_names[1:], population)
+        classes, slots = population.num_units(1), int(np.asarray(sampling.num_classes))
+        if classes > slots or (classes < slots and slots_of != CLASS):
+            rule = "at least" if slots_of == CLASS else "exactly"
+            raise ValueError(
+                f"sampling.num_classes must be {rule} the number of classes in the "
+                f"data, {classes}, got {slots}"
+            )
+        counts = population.children_counts[1]
+        below = (make_level(sampling.examples, counts, slots_of),)
+        if episodes is None:
+            return class_rows(sampling, classes), below
         width = int(np.asarray(sampling.ways))
-        return EpochRows(epochs, pool, groups, width), (examples,)
-    return GroupedRows(sampling, classes), (examples,)
+        partition = functools.partial(random_groups, sampling, classes)
+    pool = int(sampling.num_possible_episodes)
+    return episode_rows(episodes, pool, partition, width), below
 
 
 class Draw(NamedTuple):
@@ -195,12 +197,12 @@ class EpisodeSampler:
         # Mean and largest possible number of clip units in a draw.
         self.expected_units: float = self._rows.expected
         self.max_units: int = self._rows.largest
+        # Steps of an epoch; None if every step draws independently.
+        self.steps_per_epoch = self._rows.steps_per_epoch
 
     def complete_units(self, needs: complete.Needs) -> complete.CompleteUnits:
         """Returns the mean number of clip units, and an *estimate* of complete ones."""
-        draws = self.draws(np.random.default_rng(complete.SEED))
-        found = ((len(draw.mask), self.complete_in(draw, needs)) for draw in draws)
-        return complete.counted(found, self.slot_shape, self.expected_units)
+        return complete.simulated(self, needs)
 
     def draws(self, generator: np.random.Generator) -> Iterator[Draw]:
         """Yields draws without end, going through one epoch after another if any."""
@@ -219,39 +221,31 @@ class EpisodeSampler:
             fewest = 2
         return complete.complete_in_draw(draw.mask, draw.holds_null, needs, fewest)
 
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Steps of an epoch; None if every step draws independently."""
-        rows = self._rows
-        return rows.steps_per_epoch if isinstance(rows, EpochRows) else None
-
     def begin_epoch(self, generator: np.random.Generator) -> Epoch:
         """Returns the units of each step of a newly drawn epoch."""
         _check_generator(generator)
-        if not isinstance(self._rows, EpochRows):
+        if self.steps_per_epoch is None:
             raise ValueError("the sampling has no epochs: every step is independent")
-        return self._rows.begin(generator)
+        return self._rows.draw(generator)
 
     def draw(
         self, generator: np.random.Generator, members: np.ndarray | None = None
     ) -> Draw:
         """Returns a new draw; ``members`` of an epoch are an entry of `begin_epoch`."""
         _check_generator(generator)
-        if isinstance(self._rows, EpochRows):
-            if members is None:
-                raise ValueError(
-                    "members must be given for a sampling with epochs: an entry of "
-                    "begin_epoch"
-                )
-            starts, units = self._rows.draw(members)
-        elif members is not None:
+        if self.steps_per_epoch is not None and members is None:
+            raise ValueError(
+                "members must be given for a sampling with epochs: an entry of "
+                "begin_epoch"
+            )
+        if self.steps_per_epoch is None and members is not None:
             raise ValueError("members must be None for a sampling without epochs")
-        else:
-            starts, units = self._rows.draw(generator)
+        rows = self._rows.draw(generator) if members is None else members
+        units = rows.copy() if self._rows.are_units else np.full(len(rows), NO_UNIT)
         if self._blocks is not None:
-            examples, mask, null = self._blocks.fill(starts, generator)
+            examples, mask, null = self._blocks.fill(rows, generator)
         else:
-            examples, mask, null = fill_slots(starts, self._below, generator)
+            examples, mask, null = fill_slots(rows, self._below, generator)
         return Draw(examples, mask, units, null)
 
 

@@ -221,7 +221,7 @@ class Level:
 
 
 def _size(scheme: Scheme) -> int:
-    assert isinstance(scheme, WithoutReplacement)  # epoch schemes use `EpochRows`
+    assert isinstance(scheme, WithoutReplacement)  # epochs: see `epoch_rows`
     return int(np.asarray(scheme.size))
 
 

@@ -18,6 +18,7 @@ Reference: Ioffe (2006), doi:10.1007/11744085_41 (PLDA); Dwork, Talwar, Thakurta
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -110,7 +111,7 @@ class PrivateStatistics:
         number = math.prod(data.features.shape[1:])
         self._features = data.features.reshape(data.num_examples, number)
         self._mixed = MixedModel.of(config) if config.kind == MIXED else None
-        columns = number if self._mixed is None else number * self._mixed.powers
+        columns = number * (1 if self._mixed is None else self._mixed.powers)
         if columns > MOST_FEATURES:
             raise ValueError(
                 f"private statistics support at most {MOST_FEATURES} features, got "
@@ -140,6 +141,10 @@ class PrivateStatistics:
             "neighboring_relation": neighboring_relation,
         }
         self.steps = statistics_steps(data.level_names, config, **who)
+        of_pairs = [_PAIRS] * (len(self.steps) - 2)
+        last = MEANS if config.between == MEANS else _ALL
+        kinds = [_ALL, _PAIRS] if self._mixed else [MEAN, *of_pairs, last]
+        self._kinds = kinds[: len(self.steps)]
         self._units = Contributors.of(data, config, **who, slots=slots, people=people)
 
     def learner(self, learner: Any) -> Any:
@@ -209,7 +214,7 @@ class PrivateStatistics:
         It depends only on releases and on the table's shape. Arguments as in `release`.
         """
         noise = noise_multiplier * contribution_norm(self.steps[index])
-        kind = self._kind(index)
+        kind = self._kinds[index]
         if self._mixed is not None:
             adds = self._mixed.with_line if kind == _ALL else self._mixed.with_tasks
             return adds(state, noised, noise)
@@ -248,7 +253,7 @@ class PrivateStatistics:
         """
         multiplier = checked_noise(noise_multiplier, self.noise)
         deviation = multiplier * contribution_norm(self.steps[index]) * PRODUCT_STEPS
-        kind = self._kind(index)
+        kind = self._kinds[index]
         total = self._total(kind, state, self._terms(kind, generator))
         stream = random_generator(key)
         if kind in (MEAN, MEANS):
@@ -260,7 +265,7 @@ class PrivateStatistics:
 
     def sum_of_zeros(self, state: Any, index: int) -> np.ndarray:
         """Returns the sum for one example, or pair, of zeros; reads no data."""
-        kind = self._kind(index)
+        kind = self._kinds[index]
         columns = self._features.shape[1] + (self._mixed is not None)
         rows = [np.zeros((1, columns))] * (2 if kind == _PAIRS else 1)
         terms = Terms((), np.ones(1, np.int64))
@@ -269,32 +274,30 @@ class PrivateStatistics:
 
     def _terms(self, kind: str, generator: np.random.Generator) -> Terms:
         """Returns the terms that a statistic sums."""
-        return (
-            self._units.pairs(generator) if kind == _PAIRS else self._units.examples()
-        )
+        units = self._units
+        return units.pairs(generator) if kind == _PAIRS else units.examples()
 
     def _total(self, kind: str, state: Any, terms: Terms) -> np.ndarray:
         """Returns a statistic's sum over its terms, int64."""
+        number = len(terms.shares)
+        edges = np.arange(_ROWS, number, _ROWS)
+        if terms.groups is not None:  # a group is never split
+            ends = np.flatnonzero(np.diff(terms.groups, append=-1)) + 1
+            edges = np.unique(ends[np.searchsorted(ends, edges)])
         total: Any = 0
-        number, start = len(terms.shares), 0
-        ends = np.arange(0)
-        if terms.groups is not None:
-            ends = np.flatnonzero(np.diff(terms.groups)) + 1
-        while start < number or not start:
-            stop = start + _ROWS
-            if terms.groups is not None:  # a group is never split
-                stop = int(np.append(ends[ends >= stop][:1], number)[0])
-            here = slice(start, min(stop, number))
-            total = total + self._summed(kind, state, _part(terms, here), here)
-            start = max(stop, 1)
+        for start, stop in itertools.pairwise([0, *edges, number]):
+            total = total + self._summed(kind, state, terms, slice(start, stop))
         if kind == MEAN:
             total = np.append(total, self._units.number * plda.COUNTED)
         return total
 
     def _summed(self, kind: str, state: Any, terms: Terms, here: slice) -> np.ndarray:
-        """Returns the sum over some terms; without rows they are consecutive rows."""
-        rows = [self._rows(kind, which) for which in terms.rows or (here,)]
-        return self._sum_of(kind, state, rows, terms, self.data.class_places[here])
+        """Returns the sum over some of the terms; without rows they are all rows."""
+        which = [side[here] for side in terms.rows] or [here]
+        groups = None if terms.groups is None else terms.groups[here]
+        rows = [self._rows(kind, side) for side in which]
+        part = Terms((), terms.shares[here], groups)
+        return self._sum_of(kind, state, rows, part, self.data.class_places[here])
 
     def _sum_of(
         self,
@@ -344,16 +347,6 @@ class PrivateStatistics:
             self._made = (state, data.with_features(np.concatenate(parts)))
         return self._made[1]
 
-    def _kind(self, index: int) -> str:
-        """Returns a statistic's kind: mean, moment of pairs or of all, class means."""
-        last = len(self.steps) - 1
-        if self._mixed is not None:
-            return _PAIRS if index == last else _ALL
-        if 0 < index < last:
-            return _PAIRS
-        of_all = MEANS if self.config.between == MEANS else _ALL
-        return MEAN if index == 0 else of_all
-
     def _rows(self, kind: str, which: slice | np.ndarray) -> np.ndarray:
         """Returns rows for `_sum_of`; for a mixed model features, then the target."""
         features, targets = self._features[which], self.data.targets
@@ -361,12 +354,6 @@ class PrivateStatistics:
             return features if kind == MEAN else plda.whole_rows(features)
         assert targets is not None
         return np.concatenate([features, targets[which, None]], axis=1)
-
-
-def _part(terms: Terms, here: slice) -> Terms:
-    rows = tuple(side[here] for side in terms.rows)
-    groups = None if terms.groups is None else terms.groups[here]
-    return Terms(rows, terms.shares[here], groups)
 
 
 @dataclass(frozen=True)
@@ -390,10 +377,9 @@ class Started:
 
     def embedding(self, params: Any, inputs: Array) -> Array:
         """Returns the other learner's embedding of examples; see `ProtoNet`."""
-        start = params["start"]
-        seen = plda.projected(inputs, start["mean"], start["projection"])
-        is_float = jnp.issubdtype(inputs.dtype, jnp.floating)
-        seen = seen.astype(inputs.dtype if is_float else seen.dtype)
+        seen = plda.projected(inputs, **params["start"])
+        if jnp.issubdtype(inputs.dtype, jnp.floating):
+            seen = seen.astype(inputs.dtype)
         return self.learner.embedding(params["model"], seen)
 
 
@@ -401,6 +387,5 @@ def _seen(start: Any, episode: Episode) -> Episode:
     """Returns the episode with projected features."""
     number = len(episode.support_inputs)
     inputs = jnp.concatenate([episode.support_inputs, episode.query_inputs])
-    seen = plda.projected(inputs, start["mean"], start["projection"])
-    seen = seen.astype(episode.support_mask.dtype)
+    seen = plda.projected(inputs, **start).astype(episode.support_mask.dtype)
     return episode._replace(support_inputs=seen[:number], query_inputs=seen[number:])

@@ -260,9 +260,7 @@ class Learner(Protocol):
 def to_episode(unit: Block, *, shots: int, is_regression: bool) -> Episode:
     """Returns the episode in a block's row whose slots form one episode."""
     if is_regression:
-        return regression_episode(
-            unit.inputs, unit.targets, unit.slot_mask, shots=shots
-        )
+        return regression_episode(*unit[:3], shots=shots)
     return classification_episode(unit.inputs, unit.slot_mask, shots=shots)
 
 
@@ -324,12 +322,12 @@ def _episodic_loss(
         return episode_loss
 
     def mean_loss(params: Any, unit: Block) -> Array:
-        def flat(array: Array) -> Array:
-            return array.reshape(number, *within, *array.shape[len(slot_shape) :])
-
-        unit_mask = jnp.ones(number, unit.slot_mask.dtype)
         episodes = Block(
-            flat(unit.inputs), flat(unit.targets), flat(unit.slot_mask), unit_mask
+            *(
+                a.reshape(number, *within, *a.shape[len(slot_shape) :])
+                for a in unit[:3]
+            ),
+            unit_mask=jnp.ones(number, unit.slot_mask.dtype),
         )
         # Each is recomputed in the backward pass, which needs memory for one episode.
         one = jax.checkpoint(lambda episode: episode_loss(params, episode))

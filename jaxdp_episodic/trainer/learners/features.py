@@ -241,16 +241,12 @@ class FixedFeatures:
         with locked(folder):
             if column_folder.is_complete(folder):
                 try:
-                    found = column_folder.open_split(folder)
-                    if found.made_from == made_from:
-                        return _opened(found.columns["features"], data)
-                    reason = "it was made from other data or settings"
+                    return _opened(folder, made_from, data)
                 except (OSError, ValueError) as error:
-                    reason = str(error)
-                warnings.warn(
-                    f"the cache of features {folder} is made again: {reason}",
-                    stacklevel=4,
-                )
+                    warnings.warn(
+                        f"the cache of features {folder} is made again: {error}",
+                        stacklevel=4,
+                    )
             names = {inside.name for inside in folder.iterdir()}
             others = names - {column_folder.MANIFEST, TRAIN, LOCK}
             if others:
@@ -269,14 +265,17 @@ class FixedFeatures:
             column_folder.write_manifest(
                 folder, {TRAIN: (("example",), None)}, made_from=made_from
             )
-            found = column_folder.open_split(folder)
-            return _opened(found.columns["features"], data)
+            return _opened(folder, made_from, data)
 
 
 def _opened(
-    column: column_folder.StoredColumn, data: ExampleTable
+    folder: Path, made_from: dict[str, str], data: ExampleTable
 ) -> np.ndarray | StoredFeatures:
     """Returns cached features: on disk, or in memory after checking the checksum."""
+    found = column_folder.open_split(folder)
+    if found.made_from != made_from:
+        raise ValueError("it was made from other data or settings")
+    column = found.columns["features"]
     if column.shape[0] != data.num_examples:
         raise ValueError(f"it has {column.shape[0]} rows")
     features = StoredFeatures(column)
@@ -303,19 +302,17 @@ _FLOOR = 0.03
 _NEIGHBOURHOOD = 0.7
 
 
-class Filters(NamedTuple):
-    """Separable filters of images (H, W): F filters of S scales, 14 x 14 samples."""
+# Response of a filter to a constant: its deviation is half of its wavelength.
+_OFFSET = math.exp(-(math.pi**2) / 2)
 
-    rows: np.ndarray  # (F, 14, H) complex64
-    columns: np.ndarray  # (F, 14, W) complex64
-    # (S, 14, H) float32: Gaussians, to subtract the response to a constant.
-    row_envelopes: np.ndarray
-    column_envelopes: np.ndarray  # (S, 14, W) float32
-    offsets: np.ndarray  # (S,) float32: response of a filter to a constant
-    around: np.ndarray  # (14, 14) float32: means over a neighbourhood
-    coefficients: np.ndarray  # (5, 14) float32: pooling, then the cosine transform
-    # ((5, H), (5, W)) float32: pooling and transform of the image itself.
-    image_coefficients: tuple[np.ndarray, np.ndarray]
+
+class Filters(NamedTuple):
+    """Separable filters along one axis of an image: F filters of S scales."""
+
+    waves: np.ndarray  # (F, 14, size) complex64
+    # (S, 14, size) float32: Gaussians, to subtract the response to a constant.
+    envelopes: np.ndarray
+    coefficients: np.ndarray  # (5, size) float32: `_spectrum` of the image itself
 
 
 @functools.cache
@@ -332,77 +329,57 @@ def compiled_wavelets(image_shape: tuple[int, ...]) -> Callable[[Array], Array]:
     def features(images: Array) -> Array:
         if not jnp.issubdtype(images.dtype, jnp.floating):
             images = images.astype(jnp.float32) / 255.0
-        one_channel = functools.partial(_of_one_channel, filters=filters)
-        parts = [one_channel(images[..., k]) for k in range(image_shape[2])]
-        rows = jnp.concatenate(parts, axis=1)
-        norms = jnp.linalg.norm(rows, axis=1, keepdims=True)
-        return rows / jnp.maximum(norms, 1e-12)  # a row of zeros stays zero
+        channels = jnp.moveaxis(images, -1, 0)
+        made = jnp.concatenate([_of_one_channel(c, *filters) for c in channels], axis=1)
+        norms = jnp.linalg.norm(made, axis=1, keepdims=True)
+        return made / jnp.maximum(norms, 1e-12)  # a row of zeros stays zero
 
     return jax.jit(features)
 
 
-def make_filters(height: int, width: int) -> Filters:
-    """Returns the filters for images of this size."""
-    sizes = height, width
-    side = min(sizes)
-    rows, columns, envelopes, offsets = [], [], [], []
-    for share in _WAVELENGTHS:
-        wavelength = share * side
-        deviation = wavelength / 2
-        both = [
-            _sampled(size, _SAMPLES, deviation) / (math.sqrt(2 * math.pi) * deviation)
-            for size in sizes
-        ]
-        envelopes.append(both)
-        offsets.append(math.exp(-0.5 * (2 * math.pi * deviation / wavelength) ** 2))
-        for angle in math.pi * np.arange(_ORIENTATIONS) / _ORIENTATIONS:
-            frequencies = math.sin(angle), math.cos(angle)
-            for waves, size, frequency, envelope in zip(
-                (rows, columns), sizes, frequencies, both, strict=True
-            ):
-                phase = 2j * math.pi / wavelength * frequency
+def make_filters(height: int, width: int) -> tuple[Filters, Filters]:
+    """Returns the filters along the rows and the columns of images of this size."""
+    made = []
+    for size, part in ((height, math.sin), (width, math.cos)):
+        waves, envelopes = [], []
+        for share in _WAVELENGTHS:
+            wavelength = share * min(height, width)
+            deviation = wavelength / 2
+            envelope = _sampled(size, _SAMPLES, deviation)
+            envelope /= math.sqrt(2 * math.pi) * deviation
+            envelopes.append(envelope)
+            for angle in math.pi * np.arange(_ORIENTATIONS) / _ORIENTATIONS:
+                phase = 2j * math.pi / wavelength * part(angle)
                 waves.append(envelope * np.exp(phase * _distances(size, _SAMPLES)))
-    return Filters(
-        np.array(rows, np.complex64),
-        np.array(columns, np.complex64),
-        np.array([both[0] for both in envelopes], np.float32),
-        np.array([both[1] for both in envelopes], np.float32),
-        np.array(offsets, np.float32),
-        _means(_sampled(_SAMPLES, _SAMPLES, _NEIGHBOURHOOD)).astype(np.float32),
-        _spectrum(_SAMPLES),
-        (_spectrum(height), _spectrum(width)),
-    )
+        arrays = np.array(waves, np.complex64), np.array(envelopes, np.float32)
+        made.append(Filters(*arrays, _spectrum(size)))
+    return made[0], made[1]
 
 
-def _of_one_channel(images: Array, *, filters: Filters) -> Array:
+def _of_one_channel(images: Array, rows: Filters, columns: Filters) -> Array:
     """Returns the features (n, 425) of images (n, H, W)."""
     number, height, width = images.shape
-    scales = len(filters.offsets)
-    total = len(filters.columns)
+    total, scales = len(columns.waves), len(_WAVELENGTHS)
     # Columns first, in one product for all filters, then rows.
-    waves = [np.real(filters.columns), np.imag(filters.columns)]
+    waves = [np.real(columns.waves), np.imag(columns.waves)]
     matrix = np.stack(waves).reshape(-1, width).T
     first = (images.reshape(-1, width) @ matrix).reshape(number, height, 2, total, -1)
     along = functools.partial(jnp.einsum, "fij,njfl->nfil")
-    real, imaginary = np.real(filters.rows), np.imag(filters.rows)
+    real, imaginary = np.real(rows.waves), np.imag(rows.waves)
     re = along(real, first[:, :, 0]) - along(imaginary, first[:, :, 1])
     im = along(real, first[:, :, 1]) + along(imaginary, first[:, :, 0])
-    means = jnp.einsum(
-        "sij,njk,slk->nsil", filters.row_envelopes, images, filters.column_envelopes
-    )
-    offset = filters.offsets[:, None, None] * means
+    both = rows.envelopes, images, columns.envelopes
+    offset = _OFFSET * jnp.einsum("sij,njk,slk->nsil", *both)
     shape = (number, scales, total // scales, _SAMPLES, _SAMPLES)
     energy = jnp.square(re.reshape(shape) - offset[:, :, None])
     energy = energy + jnp.square(im.reshape(shape))
-    around = jnp.einsum(
-        "ij,nsjk,lk->nsil", filters.around, jnp.sum(energy, axis=2), filters.around
-    )
+    means = _means(_sampled(_SAMPLES, _SAMPLES, _NEIGHBOURHOOD)).astype(np.float32)
+    around = jnp.einsum("ij,nsjk,lk->nsil", means, jnp.sum(energy, axis=2), means)
     moduli = jnp.sqrt(energy / (around + _FLOOR**2)[:, :, None])
-    maps = jnp.einsum(
-        "ij,nsojk,lk->nsoil", filters.coefficients, moduli, filters.coefficients
-    )
-    rows, columns = filters.image_coefficients
-    low = jnp.einsum("ij,njk,lk->nil", rows, images, columns)
+    pooled = _spectrum(_SAMPLES)
+    maps = jnp.einsum("ij,nsojk,lk->nsoil", pooled, moduli, pooled)
+    both = rows.coefficients, images, columns.coefficients
+    low = jnp.einsum("ij,njk,lk->nil", *both)
     return jnp.concatenate([maps.reshape(number, -1), low.reshape(number, -1)], axis=1)
 
 

@@ -32,7 +32,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
     SQUARED_ERROR,
 )
 from jaxdp_episodic.trainer.gradient.precision import at_least_float32
-from jaxdp_episodic.trainer.learners.episode import Episode
+from jaxdp_episodic.trainer.learners.episode import Episode, classification_episode
 
 Apply = Callable[[Any, Array], Array]
 
@@ -82,8 +82,18 @@ class ProtoNet:
         embedded = self._embedded(params, episode)
         if not self.resplits:
             return self._loss(embedded)
-        number = (len(episode.support_mask) + len(episode.query_mask)) // self.ways
-        losses = [self._loss(self._rotated(embedded, r)) for r in range(number)]
+
+        def slots(support: Array, query: Array) -> Array:
+            rows = [a.reshape(self.ways, -1, *a.shape[1:]) for a in (support, query)]
+            return jnp.concatenate(rows, axis=1)
+
+        inputs = slots(embedded.support_inputs, embedded.query_inputs)
+        mask = slots(embedded.support_mask, embedded.query_mask)
+        shots = len(episode.support_mask) // self.ways
+        losses = []
+        for by in range(mask.shape[1]):
+            rolled = (jnp.roll(array, by, axis=1) for array in (inputs, mask))
+            losses.append(self._loss(classification_episode(*rolled, shots=shots)))
         return jnp.mean(jnp.stack(losses))
 
     def predict(self, params: Any, episode: Episode) -> Array:
@@ -134,21 +144,6 @@ class ProtoNet:
             logits = -jnp.sum(jnp.square(apart), axis=-1)
         return jnp.where(count > 0, self.temperature * logits, ABSENT)
 
-    def _rotated(self, embedded: Episode, by: int) -> Episode:
-        """Returns the episode with each class's examples rotated by ``by`` slots."""
-        ways, shots = self.ways, len(embedded.support_mask) // self.ways
-
-        def rotated(support: Array, query: Array) -> list[Array]:
-            rows = [a.reshape(ways, -1, *a.shape[1:]) for a in (support, query)]
-            both = jnp.roll(jnp.concatenate(rows, axis=1), by, axis=1)
-            parts = both[:, :shots], both[:, shots:]
-            return [part.reshape(-1, *support.shape[1:]) for part in parts]
-
-        first, rest = rotated(embedded.support_inputs, embedded.query_inputs)
-        masks = rotated(embedded.support_mask, embedded.query_mask)
-        support = first, embedded.support_targets, masks[0]
-        return Episode(*support, rest, embedded.query_targets, masks[1])
-
 
 @dataclass(frozen=True)
 class MAML:
@@ -194,26 +189,16 @@ class MAML:
 
     def predict(self, params: Any, episode: Episode) -> Array:
         """Returns outputs for the queries after adaptation: (Q, ways) or (Q,)."""
-        adapted = self.adapt(params, episode)
-        return _outputs(self.task_loss, self.apply(adapted, episode.query_inputs))
+        return _outputs(self, self.adapt(params, episode), episode.query_inputs)
 
     def adapt(self, params: Any, episode: Episode) -> Any:
         """Returns the parameters after the inner steps on the support."""
-        return self._descend(params, lambda inner: inner, episode)
-
-    def _descend(
-        self, inner: Any, whole: Callable[[Any], Any], episode: Episode
-    ) -> Any:
-        """Returns ``inner`` after gradient steps on the support loss of ``whole``."""
+        inner, whole = self._adapted_part(params)
 
         def support_loss(inner: Any) -> Array:
-            outputs = self.apply(whole(inner), episode.support_inputs)
-            return _mean_loss(
-                self.task_loss,
-                _outputs(self.task_loss, outputs),
-                episode.support_targets,
-                episode.support_mask,
-            )
+            outputs = _outputs(self, whole(inner), episode.support_inputs)
+            targets, mask = episode.support_targets, episode.support_mask
+            return _mean_loss(self.task_loss, outputs, targets, mask)
 
         def descend(inner: Any) -> Any:
             gradient = jax.grad(support_loss)(inner)
@@ -227,7 +212,11 @@ class MAML:
             descend = jax.checkpoint(descend)
         for _ in range(self.inner_steps):
             inner = descend(inner)
-        return inner
+        return whole(inner)
+
+    def _adapted_part(self, params: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """Returns what the inner steps change, and how it becomes all parameters."""
+        return params, lambda inner: inner
 
 
 @dataclass(frozen=True)
@@ -243,11 +232,9 @@ class ANIL(MAML):
 
     head: str = "head"
 
-    def adapt(self, params: Any, episode: Episode) -> Any:
-        """Returns the parameters with the head adapted by the inner steps."""
+    def _adapted_part(self, params: Any) -> tuple[Any, Callable[[Any], Any]]:
         path = self.head.split("/")
-        whole = functools.partial(_replaced, params, path)
-        return whole(self._descend(_found(params, path), whole, episode))
+        return _found(params, path), functools.partial(_replaced, params, path)
 
 
 @dataclass(frozen=True)
@@ -276,14 +263,13 @@ class Supervised:
 
     def loss(self, params: Any, episode: Episode) -> Array:
         """Returns the mean loss of the queries; the support is ignored."""
-        outputs = _outputs(self.task_loss, self.apply(params, episode.query_inputs))
-        return _mean_loss(
-            self.task_loss, outputs, episode.query_targets, episode.query_mask
-        )
+        outputs = _outputs(self, params, episode.query_inputs)
+        targets, mask = episode.query_targets, episode.query_mask
+        return _mean_loss(self.task_loss, outputs, targets, mask)
 
     def predict(self, params: Any, episode: Episode) -> Array:
         """Returns outputs for the queries: (Q, classes), or (Q,) values."""
-        return _outputs(self.task_loss, self.apply(params, episode.query_inputs))
+        return _outputs(self, params, episode.query_inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,10 +350,10 @@ def _unit(rows: Array) -> Array:
     return rows / jnp.sqrt(squares + _SHORT**2)
 
 
-def _outputs(task_loss: str, outputs: Array) -> Array:
+def _outputs(learner: Any, params: Any, inputs: Array) -> Array:
     """Returns outputs as float32 or wider; values lose their last axis, of size 1."""
-    outputs = at_least_float32(outputs)
-    if task_loss == CROSS_ENTROPY:
+    outputs = at_least_float32(learner.apply(params, inputs))
+    if not learner.is_regression:
         if outputs.ndim != 2:
             raise ValueError(
                 f"apply must return logits of shape (n, classes), got {outputs.shape}"

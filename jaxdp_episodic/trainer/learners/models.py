@@ -6,6 +6,7 @@ clip units, and a clipped contribution must depend only on its own unit.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,12 +86,9 @@ def patches(images: Array, step: int) -> Array:
     number, *sides, channels = images.shape
     outputs = [-(-side // step) for side in sides]
     blocks = [output + 2 // step for output in outputs]
-    edges = [
-        (1, step * block - side - 1, 0)
-        for block, side in zip(blocks, sides, strict=True)
-    ]
-    zero = jnp.zeros((), images.dtype)
-    padded = jax.lax.pad(images, zero, [(0, 0, 0), *edges, (0, 0, 0)])
+    down, right = (step * b - side - 1 for b, side in zip(blocks, sides, strict=True))
+    edges = (0, 0, 0), (1, down, 0), (1, right, 0), (0, 0, 0)
+    padded = jax.lax.pad(images, jnp.zeros((), images.dtype), edges)
     cut = padded.reshape(number, blocks[0], step, blocks[1], step * channels)
     slices = []
     for row in range(3):
@@ -201,14 +199,9 @@ class MLP(nnx.Module):
     def __init__(
         self, inputs: int, hidden: Sequence[int], outputs: int, *, rngs: nnx.Rngs
     ) -> None:
-        sizes = [inputs, *hidden]
-        self.layers = nnx.List(
-            [
-                nnx.Linear(a, b, rngs=rngs)
-                for a, b in zip(sizes[:-1], sizes[1:], strict=True)
-            ]
-        )
-        self.head = nnx.Linear(sizes[-1], outputs, rngs=rngs)
+        *sizes, last = itertools.pairwise([inputs, *hidden, outputs])
+        self.layers = nnx.List([nnx.Linear(*each, rngs=rngs) for each in sizes])
+        self.head = nnx.Linear(*last, rngs=rngs)
 
     def __call__(self, inputs: Array) -> Array:
         """Maps (n, *features) to (n, outputs)."""
@@ -304,9 +297,7 @@ def _split_pair(
     model: Any, params: Any, wrt: Callable[[tuple[Any, ...]], bool] | None
 ) -> tuple[Callable[[Any, Array], Array], Any]:
     """Does what `split_model` does, for a function or linen module and parameters."""
-    apply = model
-    if isinstance(model, linen.Module):
-        apply = LinenApply(model)
+    apply = LinenApply(model) if isinstance(model, linen.Module) else model
     if wrt is None:
         return apply, params
     if not isinstance(params, Mapping):
@@ -368,9 +359,8 @@ class _Apply:
 
     def module(self, params: Any) -> Any:
         """Returns the module with these parameters."""
-        filled = [
-            (path, v.replace(_found(params, path))) for path, v in self._variables
-        ]
+        flat = flatten_dict(params)
+        filled = [(p, v.replace(flat[tuple(map(str, p))])) for p, v in self._variables]
         return nnx.merge(self._graph, nnx.from_flat_state(filled), self._rest)
 
     def __eq__(self, other: object) -> bool:
@@ -416,12 +406,6 @@ def _shared_values(module: Any) -> dict[str, Any]:
     """Returns batch statistics and random state by path."""
     found = nnx.to_flat_state(nnx.state(module, (nnx.BatchStat, nnx.RngState)))
     return {"/".join(map(str, path)): one.get_value() for path, one in found}
-
-
-def _found(params: Any, path: Sequence[Any]) -> Any:
-    for key in path:
-        params = params[str(key)]
-    return params
 
 
 def string_keys(tree: Any) -> Any:
@@ -486,12 +470,10 @@ def learner_of(learner: Any, apply: Callable[[Any, Array], Array]) -> Any:
     """Returns a user's learner for a model: an object, or a function of ``apply``."""
     is_learner = hasattr(learner, "predict") and not isinstance(learner, type)
     made = learner(apply) if callable(learner) and not is_learner else learner
-    missing = [
-        name for name in ("is_regression", "loss", "predict") if not hasattr(made, name)
-    ]
-    if missing:
-        raise TypeError(
-            "learner must be a learner, or a function of apply that returns one: see "
-            f"Learner; got a {type(made).__name__} without {missing[0]}"
-        )
+    for name in ("is_regression", "loss", "predict"):
+        if not hasattr(made, name):
+            raise TypeError(
+                "learner must be a learner, or a function of apply that returns one: "
+                f"see Learner; got a {type(made).__name__} without {name}"
+            )
     return made

@@ -118,7 +118,7 @@ def test_settings_of_a_network(fields, message):
 
 def test_filters_are_gabors():
     """Against the two-dimensional definition in double precision."""
-    filters = make_filters(28, 21)
+    rows, columns = make_filters(28, 21)
     wavelength = 21 * 2 / 7  # the second scale
     angle, deviation = np.pi * 3 / 8, wavelength / 2
     middle_y, middle_x = 4.5 * 28 / 14 - 0.5, 9.5 * 21 / 14 - 0.5
@@ -126,7 +126,7 @@ def test_filters_are_gabors():
     phase = 2 * np.pi / wavelength * (np.sin(angle) * y + np.cos(angle) * x)
     gabor = np.exp(-(y**2 + x**2) / (2 * deviation**2) + 1j * phase)
     gabor /= 2 * np.pi * deviation**2
-    ours = np.outer(filters.rows[8 + 3, 4], filters.columns[8 + 3, 9])
+    ours = np.outer(rows.waves[8 + 3, 4], columns.waves[8 + 3, 9])
     np.testing.assert_allclose(ours, gabor, atol=1e-8)
 
 

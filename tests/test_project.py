@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_299,
+    "jaxdp_episodic": 65_248,
     "jaxdp_episodic/accountant/describe": 4_001,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_449,
@@ -330,10 +330,10 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/data": 3_603,
     "jaxdp_episodic/trainer/draw": 1_579,
     "jaxdp_episodic/trainer/config": 1_456,
-    "jaxdp_episodic/trainer/gradient": 1_481,
+    "jaxdp_episodic/trainer/gradient": 1_475,
     "jaxdp_episodic/trainer/learners": 2_305,
     "jaxdp_episodic/trainer/statistics": 1_300,
-    "jaxdp_episodic/trainer/run": 6_788,
+    "jaxdp_episodic/trainer/run": 6_743,
     "jaxdp_episodic/trainer/audit": 1_935,
     "jaxdp_episodic/tools/requests": 816,
     "jaxdp_episodic/tools/sweep": 1_108,

@@ -223,12 +223,6 @@ class PrivateGradient:
             drawn = noise.use(self._kind, multiplier, self._shapes(params))
         return self._noised(params, blocks, drawn, norm, divisor, self._bands)
 
-    def trace(self, params: Any, block: Any) -> None:
-        """Traces the sum for blocks of these shapes; raises what the loss raises."""
-        totals = _zero_totals(params, self._is_discrete)
-        clip = np.ones((), training_dtype(params))
-        jax.eval_shape(self._add, params, totals, block, clip)
-
     def try_out(
         self, params: Any, block: Any, *, l2_clip_norm: float, normalizer: float
     ) -> Any:

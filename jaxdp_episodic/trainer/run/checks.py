@@ -218,11 +218,10 @@ def check_outputs(
     couples = getattr(learner, "couples_examples", True)
     if apply is None or ways is not None or learner.is_regression or not couples:
         return
-
-    def of_data(params: Any, inputs: Any) -> Any:
-        return apply(params, as_trained(inputs, training_dtype(params)))
-
-    outputs = jax.eval_shape(of_data, params, inputs).shape
+    kind = training_dtype(params)
+    outputs = jax.eval_shape(
+        lambda params, inputs: apply(params, as_trained(inputs, kind)), params, inputs
+    ).shape
     if len(outputs) != 2 or outputs[1] < slot_shape[-2]:
         raise ValueError(
             f"apply must return at least {slot_shape[-2]} logits for each input, one a "
@@ -488,9 +487,22 @@ def ways_out(
     design: Any = step.design
     if isinstance(design, PeopleBlocks):
         return {}
-    slots, last = level_of_slots(step), design.schemes[-1]
+    slots, last, found = level_of_slots(step), design.schemes[-1], {}
+
+    def share(
+        design: Sampling, slots: str | None = slots, tree: Population = population
+    ) -> float:
+        sampler = EpisodeSampler(
+            design,
+            tree,
+            clip_unit=str(step.clip_unit),
+            population_is_accounted=True,
+            privacy_unit=step.privacy_unit,
+            slots_of=slots,
+        )
+        return sampler.complete_units(needs).share
+
     is_grouped = isinstance(design, GroupedClasses)
-    found = {}
     # Draws existing units instead of slots; add_remove may refuse bands.
     if slots is not None and not step.bands:
         if is_grouped and slots == CLASS:
@@ -498,62 +510,32 @@ def ways_out(
         else:
             (scheme,) = (one for one in design.schemes if one.name == slots)
             other = design.with_scheme(dataclasses.replace(scheme, population=None))
-        how = 'under neighboring_relation = "add_remove"'
-        found[how] = _share(step, other, population, None, needs)
+        found['under neighboring_relation = "add_remove"'] = share(other, None)
     is_sized = isinstance(last, WithoutReplacement)
     if is_sized and int(np.asarray(last.size)) > needs.examples:
         fewer = design.with_scheme(dataclasses.replace(last, size=needs.examples))
         how = f"with size = {needs.examples} of {last.name!r} instead of {last.size}"
-        found[how] = _share(step, fewer, population, slots, needs)
-    if is_grouped and int(np.asarray(design.ways)) > 2:
-        two = dataclasses.replace(design, ways=2)
-        how = f"with ways = 2 instead of {design.ways}"
-        found[how] = _share(step, two, population, slots, needs)
-    if is_grouped and slots is not None and slots == last.name:
-        found |= _without_small(step, population, needs)
-    return found
-
-
-def _share(
-    step: GaussianStep,
-    design: Sampling,
-    population: Population,
-    slots_of: str | None,
-    needs: Needs,
-) -> float:
-    sampler = EpisodeSampler(
-        design,
-        population,
-        clip_unit=str(step.clip_unit),
-        population_is_accounted=True,
-        privacy_unit=step.privacy_unit,
-        slots_of=slots_of,
-    )
-    return sampler.complete_units(needs).share
-
-
-def _without_small(
-    step: GaussianStep, population: Population, needs: Needs
-) -> dict[str, float]:
-    """Without small classes: as few as give enough complete contributions."""
-    design: Any = step.design
+        found[how] = share(fewer)
+    if not is_grouped:
+        return found
     ways, sizes = int(np.asarray(design.ways)), population.children_counts[1]
+    if ways > 2:
+        how = f"with ways = 2 instead of {design.ways}"
+        found[how] = share(dataclasses.replace(design, ways=2))
 
     @functools.cache
-    def share(fewest: int) -> float:
+    def without_small(fewest: int) -> float:
         kept = sizes[sizes >= fewest]
-        fewer = dataclasses.replace(design, num_classes=len(kept))
         tree = Population.from_sizes(kept.tolist(), level_names=population.level_names)
-        return _share(step, fewer, tree, level_of_slots(step), needs)
+        return share(dataclasses.replace(design, num_classes=len(kept)), tree=tree)
 
-    possible = [n for n in np.unique(sizes).tolist() if np.sum(sizes >= n) >= ways]
-    # The share rises with ``fewest``: larger classes are complete more often.
-    place = bisect.bisect_left(possible, LEAST_SHARE, key=share)
-    if place == len(possible):
-        return {}
-    how = (
-        f"without the {np.sum(sizes < possible[place])} classes of fewer than "
-        f"{possible[place]} (leave out only classes that are publicly known to be "
-        "small)"
-    )
-    return {how: share(possible[place])}
+    if slots == last.name:
+        possible = [n for n in np.unique(sizes).tolist() if np.sum(sizes >= n) >= ways]
+        # The share rises with ``fewest``: larger classes are complete more often.
+        place = bisect.bisect_left(possible, LEAST_SHARE, key=without_small)
+        for fewest in possible[place : place + 1]:
+            found[
+                f"without the {np.sum(sizes < fewest)} classes of fewer than {fewest} "
+                "(leave out only classes that are publicly known to be small)"
+            ] = without_small(fewest)
+    return found

@@ -502,10 +502,6 @@ class PrivateValidation:
         noise = drawn_noise(self.noise, GRID * multiplier, 1, stream)[0]
         return np.asarray((total + noise) / GRID / self.normalizer, np.float64)
 
-    def trace(self, learner: Any, params: Any) -> None:
-        """Traces the predictions for a block; raises what the learner raises."""
-        jax.eval_shape(functools.partial(self._predicted, learner), params, self._zeros)
-
     def try_out(self, learner: Any, params: Any) -> None:
         """Compiles the predictions for a block, and makes them for zeros."""
         jax.block_until_ready(self._predicted(learner, params, self._zeros))

@@ -107,9 +107,6 @@ def try_out(run: Any, evaluations: Mapping[str, Evaluation]) -> None:
     """
     if (run.is_tried and not evaluations) or run.has_ended:
         return
-    for name, mechanism in run.mechanisms.items():
-        with _explained(f"tracing the step {name!r}"):
-            mechanism.trace(run.state)
     with _explained("describing the release"):
         flat_params(run.params)
         json.dumps(described_release(run))

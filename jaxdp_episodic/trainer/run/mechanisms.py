@@ -4,8 +4,8 @@ A release is a gradient step, a private statistic or a noisy score.
 
 Each mechanism is charged as one step with a description of its own. `release` draws,
 computes and adds noise; its caller has charged the step. `apply` returns the state that
-follows from a release, which is post-processing and may be repeated. `trace` and
-`try_out` do both on zeros, before any charge.
+follows from a release, which is post-processing and may be repeated. `try_out` does
+both on zeros, before any charge.
 """
 
 from __future__ import annotations
@@ -328,11 +328,8 @@ class Mechanism:
 
     shared_fields: tuple[str, ...] = ()  # of the state; other processes receive them
 
-    def trace(self, state: TrainingState) -> None:
-        """Traces the release at the run's shapes; raises what the learner raises."""
-
     def try_out(self, state: TrainingState) -> TrainingState:
-        """Computes a release on zeros; returns the state after it."""
+        """Computes a release on zeros, of the run's shapes; returns the state after."""
         return state
 
     def as_release(
@@ -437,32 +434,19 @@ class GradientStep(Mechanism):
         )
         return released, {**private, "num_complete": prepared.complete}
 
-    def trace(self, state: TrainingState) -> None:
-        """Traces the gradient."""
-        if self._is_taken:
-            self.gradient.trace(state.params, self._zeros)
-
     def try_out(self, state: TrainingState) -> TrainingState:
         """Takes a step on zeros."""
         if not self._is_taken:
             return state
+        parts, shape = self._parts, self.sampler.slot_shape
+        seen = None if parts.start is None else parts.start.dimensions
         released = self.gradient.try_out(
             state.params,
-            self._zeros,
+            episode.zero_block(parts.data, shape, self._block_size, seen),
             l2_clip_norm=self.clip_norm(state),
             normalizer=self.normalizer,
         )
         return state if released is None else self.apply(state, 0, released)
-
-    @property
-    def _zeros(self) -> episode.Block:
-        start = self._parts.start
-        return episode.zero_block(
-            self._parts.data,
-            self.sampler.slot_shape,
-            self._block_size,
-            None if start is None else start.dimensions,
-        )
 
     def clip_norm(self, state: TrainingState) -> float:
         """The clip norm of the next step."""
@@ -558,10 +542,6 @@ class NoisyCheck(Mechanism):
             return None, {}
         params, keys = released_params(state), self.parts.keys
         return self.check.release(self.judged, params, keys, number), {}
-
-    def trace(self, state: TrainingState) -> None:
-        """Traces the score of a block."""
-        self.check.trace(self.judged, released_params(state))
 
     def try_out(self, state: TrainingState) -> TrainingState:
         """Scores a block of zeros."""

@@ -1,4 +1,8 @@
-"""The command line; the table in `flags` lists the commands."""
+"""The command line; the table in `flags` lists the commands.
+
+Modules that need Flax are imported in the functions that use them: it costs a second,
+which bad input and other commands of the same module should not pay.
+"""
 
 from jaxdp_episodic.tools.cli.command import keep_compiled_kernels, use_all_cores
 from jaxdp_episodic.tools.cli.program import main, run

@@ -27,8 +27,8 @@ _KINDS_OF = {  # the kinds of audits that an option is for
     "draws": ("mechanism", "step"),
     "canaries": ("gradient", "input"),
     "delta": ("mechanism",),
-    "privacy-unit": ("step", "gradient", "input"),
-    "num-steps": ("mechanism", "gradient", "input"),
+    "privacy_unit": ("step", "gradient", "input"),
+    "num_steps": ("mechanism", "gradient", "input"),
 }
 _STEP_DRAWS = 2_000  # steps with the canary, and as many without
 
@@ -38,10 +38,7 @@ def do_audit(o: Options) -> list[str]:
     o.left_behind = lambda: "; nothing was written"
     if o.kind is None:
         o.kind = "step" if "data" in read_toml(o.file) else "mechanism"
-    for option, kinds in _KINDS_OF.items():
-        if getattr(o, option.replace("-", "_")) is not None and o.kind not in kinds:
-            what = " or ".join(kinds)
-            raise ValueError(f"--{option} is for --kind {what}, got --kind {o.kind}")
+    o.refuse_others(o.kind, _KINDS_OF, "--kind ")
     _validation.whole_number("--seed", o.seed, minimum=0)
     if o.draws is not None:
         _validation.whole_number("--draws", o.draws, minimum=_FEWEST_DRAWS)
@@ -90,7 +87,6 @@ def _mechanism(o: Options) -> list[report.AuditRow]:
     if step.shape:
         said = "step must be one setting for an audit, without lists"
         raise ValueError(f"{said}, got shape {step.shape}")
-    # Imported here: Flax costs a second, which bad input should not pay.
     from jaxdp_episodic.trainer.audit.game import audit_mechanism, total_draws
 
     draws = _MECHANISM_DRAWS if o.draws is None else o.draws
@@ -110,7 +106,6 @@ def _mechanism(o: Options) -> list[report.AuditRow]:
 def _canaries(o: Options) -> list[report.AuditRow]:
     """Trains with canaries, as the training config describes."""
     use_all_cores()
-    # Imported here: Flax costs a second.
     from jaxdp_episodic.trainer.audit.training import audit_run, training_of_config
 
     training = training_of_config(
@@ -138,7 +133,6 @@ def _canaries(o: Options) -> list[report.AuditRow]:
 
 def _step(o: Options, training: Any) -> list[report.AuditRow]:
     """Repeats one step, and the private statistics before it, with a canary."""
-    # Imported here: Flax costs a second.
     from jaxdp_episodic.trainer.audit.training import audit_statistics, audit_steps
 
     draws = _STEP_DRAWS if o.draws is None else o.draws

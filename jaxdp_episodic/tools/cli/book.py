@@ -36,7 +36,6 @@ _RULES = {
 def do_create(o: Options) -> list[str]:
     """The command ``book create``."""
     o.subject = shown(o.file_or_url)
-    # Imported here: Flax costs a second, which no help should pay.
     from jaxdp_episodic.tools.train.booked import protected_by
 
     protected = protected_by(read_config(o.run), o.run.parent)

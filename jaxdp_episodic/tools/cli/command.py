@@ -11,13 +11,13 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxdp_episodic._validation import one_line
 from jaxdp_episodic.accountant._kernel_cache import CACHE_VARIABLE, kernel_folder
-from jaxdp_episodic.tools.cli.flags import PROGRAM
+from jaxdp_episodic.tools.cli.flags import PROGRAM, UsageError
 
 _RESEND_S = 0.05  # until a signal that was lost in a callback is sent again
 _JOIN_S = 300  # until a process that nobody joins gives up: clusters start slowly
@@ -186,6 +186,23 @@ class Options(types.SimpleNamespace):
 
     def __getattr__(self, name: str) -> Any:  # for checkers of types
         raise AttributeError(name)
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Returns those of the options that were given, with their values."""
+        values = {name: getattr(self, name) for name in names}
+        # Also 0 and "", which are refused by name.
+        return {k: v for k, v in values.items() if not (v in (None, ()) or v is False)}
+
+    def refuse_others(
+        self, kind: str, kinds_of: Mapping[str, Sequence[str]], flag: str = ""
+    ) -> None:
+        """Refuses options that are not for this kind of question, run or data."""
+        for name in self.given(*kinds_of):
+            if kind not in kinds_of[name]:
+                kinds = " or ".join(kinds_of[name])
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is for {flag}{kinds}, got {flag}{kind}"
+                )
 
 
 @contextlib.contextmanager

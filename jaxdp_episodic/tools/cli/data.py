@@ -25,16 +25,16 @@ from jaxdp_episodic.trainer.data.stored import Progress, Records, load_stored, s
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 _SPLITTING = (VALIDATION, TEST, "split_salt")
-_PICTURES = ("size", "grey")
-# The options of each layout besides "owner", which all have.
-_OPTIONS_OF: dict[str, tuple[str, ...]] = {
-    layouts.CLASSES: (*_SPLITTING, *_PICTURES),
-    layouts.OMNIGLOT: (*_SPLITTING, "size", "alphabets"),
-    layouts.MINI_IMAGENET: ("size",),
-    layouts.NPZ: _SPLITTING,
-    layouts.PARQUET: (
-        *(*_SPLITTING, *_PICTURES, "groups", "features", "images", "shape", "target"),
-        "public_units",
+_SPLIT = (layouts.CLASSES, layouts.OMNIGLOT, layouts.NPZ, layouts.PARQUET)
+_IMAGES = (layouts.CLASSES, layouts.OMNIGLOT, layouts.MINI_IMAGENET)
+_LAYOUTS_OF = {  # the layouts that an option is for; "owner" is for all
+    **dict.fromkeys(_SPLITTING, _SPLIT),
+    "size": (*_IMAGES, layouts.PARQUET),
+    "grey": (layouts.CLASSES, layouts.PARQUET),
+    "alphabets": (layouts.OMNIGLOT,),
+    **dict.fromkeys(
+        ("groups", "features", "images", "shape", "target", "public_units"),
+        (layouts.PARQUET,),
     ),
 }
 _WIDTH = 10  # of the names of facts
@@ -44,21 +44,16 @@ def do_import(o: Options) -> list[str]:
     """The command ``data import``."""
     o.left_behind = lambda: "; nothing was written"
     layout = layouts.recognized(o.source) if o.layout == "auto" else o.layout
-    if layout not in _OPTIONS_OF:
+    if layout not in (*_SPLIT, layouts.MINI_IMAGENET):
         raise ValueError(
             f"{o.source} must be a folder of images, an .npz or a .parquet file, got "
             f"{layout}"
         )
-    for name in sorted(set().union(*_OPTIONS_OF.values()) - {*_OPTIONS_OF[layout]}):
-        if _given(o, name) is not None:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} is for other layouts than {layout}")
-    splits = _splits(o, layout)
-    made_from: dict[str, Any] = {"layout": layout, "source": o.source.name}
-    for name in (*_OPTIONS_OF[layout], "owner"):
-        if (value := _given(o, name)) is not None:
-            is_source = name in (VALIDATION, TEST)
-            made_from[name] = Path(value).name if is_source else value
+    o.refuse_others(layout, _LAYOUTS_OF, "--layout ")
+    given = o.given("owner", *_LAYOUTS_OF)
+    splits = _splits(o, layout, given)
+    names = {k: Path(v).name for k, v in given.items() if k in (VALIDATION, TEST)}
+    made_from = {"layout": layout, "source": o.source.name, **given, **names}
     begun = time.perf_counter()
     with _shown() as progress:
         store(o.folder, splits, made_from=made_from, on_progress=progress)
@@ -87,16 +82,13 @@ def do_check(o: Options) -> list[str]:
     return lines
 
 
-def _given(o: Options, name: str) -> Any:
-    """The value of an option; None if it was not given."""
-    value = getattr(o, name)
-    return None if value is False or value == () else value
-
-
-def _splits(o: Options, layout: str) -> dict[str, Records]:
+def _splits(o: Options, layout: str, given: dict[str, Any]) -> dict[str, Records]:
+    """The records of each split."""
+    how = {k: v for k, v in given.items() if k not in _SPLITTING}
     if layout == layouts.MINI_IMAGENET:
         folders = layouts.split_folders(o.source).items()
-        return {split: _records(o, layout, path) for split, path in folders}
+        how = {"size": 84} | how
+        return {split: _records(layout, path, how) for split, path in folders}
     source = FileSource(
         path=str(o.source),
         validation=_share_or_path(o.validation),
@@ -107,35 +99,32 @@ def _splits(o: Options, layout: str) -> dict[str, Records]:
     for split in SPLITS:
         if split == TRAIN or getattr(source, split) is not None:
             path, parts = source.located(split, None)
-            found[split] = _records(o, layout, path, split, parts)
+            found[split] = _records(layout, path, how, split, parts)
     return found
 
 
 def _records(
-    o: Options,
     layout: str,
     path: Path,
+    how: dict[str, Any],
     split: str = TRAIN,
     parts: ClassSplit | None = None,
 ) -> Records:
     """The records of a path, or only those that ``parts`` puts into a split."""
-    names = {*_OPTIONS_OF[layout], "owner"} - set(_SPLITTING)
-    given: dict[str, Any] = {name: getattr(o, name) for name in names}
-    if "size" in given and o.size is None:
-        given["size"] = {layouts.OMNIGLOT: 28, layouts.MINI_IMAGENET: 84}.get(layout)
     if layout in (layouts.CLASSES, layouts.MINI_IMAGENET):
         keeps = functools.partial(parts.mask, split=split) if parts else None
-        return layouts.listed_classes(path, keeps=keeps, **given).records()
+        return layouts.listed_classes(path, keeps=keeps, **how).records()
     if layout == layouts.OMNIGLOT:
-        found = layouts.listed_omniglot(path, **given).records()
+        found = layouts.listed_omniglot(path, **how).records()
     elif layout == layouts.NPZ:
         if parts is not None:
             user_files.refuse_unnamed(path)
-        found = user_files.npz_records(path, **given)
+        found = user_files.npz_records(path, **how)
     else:
+        how = {"groups": ()} | how
         if parts is None and split != TRAIN:
-            given["public_units"] = ()
-        found = user_files.table_records(path, **given)
+            how["public_units"] = ()
+        found = user_files.table_records(path, **how)
     return found if parts is None else found.part(parts, split)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -34,6 +33,10 @@ from jaxdp_episodic.trainer.data.folders import STORED
 from jaxdp_episodic.trainer.data.splits import SPLITS, TRAIN
 
 PICTURE = "plan.png"
+_NO_CONFIG = (
+    "no config: the file has no data or no table train, or the design is in blocks of "
+    "people, for which a plan does not say what an episode draws"
+)
 
 
 def do_plan(o: command.Options) -> list[str]:
@@ -43,30 +46,22 @@ def do_plan(o: command.Options) -> list[str]:
 
 def planned(what: PlanDescription, base: Path, out: Path, console: Any) -> list[str]:
     """Searches, writes into a folder, and returns the lines to print."""
-    pipeline, target = recommended_pipeline(what), what.request
-    for_steps = pipeline.left_for_steps(target)
-    plan = make_plan(for_steps, what.population, console)
+    plan, pipeline, config, weighed = _searched(what, base, console)
+    target, draws = what.request, pipeline.learner is None  # episodes, of a design
     out.mkdir(parents=True, exist_ok=True)
     plans.write_table(out / plans.TABLE, plan)
     written = [str(out / plans.TABLE)]
-    draws = pipeline.learner is None  # episodes, of a design
-    lines, weighed = _table(plan, draws), ""
-    config = plans.training_config(plan, what)
+    lines = _table(plan, draws)
     if config is not None:
-        config = pipeline.config(config)
-        if draws:
-            config, weighed = plans.with_bands(config, plan)
-            lines += ["", weighed]
-        config = relocated(config, base)
-        TrainingConfig.from_dict(config, where="config")
+        lines += ["", weighed] if weighed else []
         head = _comment(plan, pipeline, weighed)
         write_atomically(out / plans.CONFIG, head + to_toml(config))
         written.append(str(out / plans.CONFIG))
     if pipeline.name:
         lines += ["", *pipeline.lines]
-        if for_steps is not target:
-            left = f"{for_steps.epsilon:.4g}"
-            lines += [f"steps are planned with the epsilon that is left, {left}"]
+        left = plan.designs[0].request.epsilon
+        if left != target.epsilon:
+            lines += [f"steps are planned with the epsilon that is left, {left:.4g}"]
     try:
         title = f"epsilon {target.epsilon:g} at delta {target.delta:g}"
         draw_plan(plan, out / PICTURE, title=title, draws=draws)
@@ -82,12 +77,24 @@ def planned(what: PlanDescription, base: Path, out: Path, console: Any) -> list[
             "add_remove; so is everything written here. If examples are protected, "
             "episode.population, a public lower bound, avoids this"
         )
-    if config is None:
-        lines.append(
-            "no config: the file has no data or no table train, or the design is in "
-            "blocks of people, for which a plan does not say what an episode draws"
-        )
+    lines += [] if config else [_NO_CONFIG]
     return [*lines, f"written: {', '.join(written)}"]
+
+
+def _searched(
+    what: PlanDescription, base: Path, console: Any
+) -> tuple[Candidates, Pipeline, dict[str, Any] | None, str]:
+    """The candidates, the pipeline, its config, and what correlated noise gives."""
+    pipeline, weighed = recommended_pipeline(what), ""
+    plan = make_plan(pipeline.left_for_steps(what.request), what.population, console)
+    config = plans.training_config(plan, what)
+    if config is not None:
+        config = pipeline.config(config)
+        if pipeline.learner is None:
+            config, weighed = plans.with_bands(config, plan)
+        config = relocated(config, base)
+        TrainingConfig.from_dict(config, where="config")
+    return plan, pipeline, config, weighed
 
 
 def _rests_on_private_sizes(description: PlanDescription, pipeline: Pipeline) -> bool:
@@ -167,9 +174,7 @@ def do_init(o: command.Options) -> list[str]:
             if path.exists():
                 raise FileExistsError(f"{path} exists; name another file by --{name}")
             path.parent.mkdir(parents=True, exist_ok=True)
-    given = {name: getattr(o, name) for name in (*_OF_SOURCE, *_HELD_OUT)}
-    # Also 0 and "", which are refused by name.
-    given = {k: v for k, v in given.items() if not (v is None or v is False or v == ())}
+    given = o.given(*_OF_SOURCE, *_HELD_OUT)
     how = {"ways": o.ways, "keep_duplicates": o.keep_duplicates}
     source = described_source(o.source, o.out, **how, **given)
     wishes = Wishes(**{field.name: getattr(o, field.name) for field in fields(Wishes)})
@@ -236,7 +241,6 @@ def _nothing_held_out(layout: str) -> str:
 
 def _check(text: str, base: Path) -> TrainingConfig:
     """Returns the parsed config; refuses one that training would refuse."""
-    # Imported here: Flax costs a second, which no help should pay.
     from jaxdp_episodic.trainer.run.assemble import checked_run
 
     try:
@@ -284,18 +288,14 @@ def _of_plan(file: Path) -> str:
             raise ValueError(
                 f"a plan without the table {table} recommends no run to report on"
             )
-    with tempfile.TemporaryDirectory() as folder:
-        said = planned(description, file.parent, Path(folder), None)
-        config = Path(folder, plans.CONFIG)
-        if not config.exists():
-            why = [line for line in said if line.startswith("no config")]
-            raise ValueError("; ".join(["a plan recommends no run here", *why]))
-        return _of_config(read_config(config), config.parent)
+    _, _, config, _ = _searched(description, file.parent, None)
+    if config is None:
+        raise ValueError(f"a plan recommends no run here; {_NO_CONFIG}")
+    return _of_config(TrainingConfig.from_dict(config, where="config"), file.parent)
 
 
 def _of_config(config: TrainingConfig, base: Path) -> str:
     """The words of a run before it begins, if training would begin it."""
-    # Imported here: Flax costs a second, which a request should not pay.
     from jaxdp_episodic.trainer.run import assemble, report as reports
 
     checks: dict[str, Any] = {}

@@ -42,7 +42,6 @@ def do_train(o: command.Options) -> list[str]:
     command.use_all_cores()
     if o.distributed:  # JAX leaves SIGTERM to us, as we commit a checkpoint
         os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "false"
-    # Imported here: Flax costs a second, which no help should pay.
     from jaxdp_episodic.tools.train.run import run_training
 
     with command.one_of_several(*given) if o.distributed else nullcontext():
@@ -64,7 +63,6 @@ def do_tune(o: command.Options) -> list[str]:
     o.left_behind = left_behind
     book = _booking(o, "a search")
     command.use_all_cores()
-    # Imported here: Flax costs a second, which no help should pay.
     from jaxdp_episodic.tools.train import search as searches
     from jaxdp_episodic.tools.train.search_space import read_search
     from jaxdp_episodic.trainer.run.evaluation import digits
@@ -116,7 +114,6 @@ def do_predict(o: command.Options) -> list[str]:
         raise UsageError("--queries needs a path")
     if o.out is not None:
         check_suffix(o.out)
-    # Imported here: Flax costs a second, which no help should pay.
     from jaxdp_episodic.trainer.run.loading import load_release
 
     release = load_release(o.release, features=o.network)

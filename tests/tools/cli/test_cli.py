@@ -316,10 +316,9 @@ def test_every_command_is_listed_and_has_help(capsys):
             assert option.strip("[]").split(" ")[0] in words
             assert about and " ".join(about.split()) in words
     for name in ("data", "book"):
-        actions = flags.below(name)
         assert cli.run([name, "-h"]) == 0
         listed = capsys.readouterr().out
-        for action in actions:
+        for action in flags.below(name):
             assert f"\n  {action} " in listed
             assert cli.run([name, action, "--help"]) == 0
             usage = f"usage: jaxdp-episodic {name} {action} "

@@ -173,7 +173,7 @@ def test_parquet_columns_lists_and_files(tmp_path):
         (["--groups", "u", "--features", "nan"], "got nan in record 2"),
         (["--groups", "u"], "needs either features"),
         (["--features", "nan"], "groups must name columns"),
-        (["--alphabets"], "--alphabets is for other layouts than parquet"),
+        (["--alphabets"], "--alphabets is for --layout omniglot, got --layout parquet"),
     ],
 )
 def test_unsuitable_parquet_is_refused(options, message, tmp_path, capsys):

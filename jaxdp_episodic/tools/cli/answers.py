@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.spec import Spec, spec_fields
 from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.api import epsilon
 from jaxdp_episodic.accountant.report import in_words, ledger_file
 from jaxdp_episodic.accountant.report.ledgers import LedgersContent, read_ledgers
@@ -26,83 +25,61 @@ from jaxdp_episodic.tools.cli import command
 from jaxdp_episodic.tools.cli.flags import UsageError
 from jaxdp_episodic.tools.requests import batch, request as requests
 
+_FOR = {  # what an option is for
+    "delta": ("FILE.toml", "--ledger"),
+    "num_steps": ("FILE.toml",),
+    "json": ("FILE.toml", "--ledger"),
+    "out": ("--batch", "--per-unit"),
+    "method": ("--batch", "--ledger"),
+}
+
 
 def do_epsilon(o: command.Options) -> list[str]:
     """The command ``epsilon``."""
     o.subject = o.file or o.batch or next(iter(o.ledger), "")
-    _check_options(o)
-    if o.out is not None:
+    sources = {"FILE.toml": o.file, "--batch": o.batch, "--ledger": o.ledger}
+    source, *others = [name for name, value in sources.items() if value] or [""]
+    if others or not source:
+        raise UsageError(
+            "give exactly one of FILE.toml, --batch FILE and --ledger FILE"
+        )
+    o.refuse_others(source, {"per_unit": ("FILE.toml",)})
+    asked = "--per-unit" if o.per_unit else source
+    o.refuse_others(asked, _FOR)
+    if asked in _FOR["out"]:
+        if o.out is None:
+            raise UsageError(f"{asked} needs --out FILE")
         o.left_behind = lambda: "; nothing was written"
         # Before the work, so that a wrong name costs no time.
         check_suffix(o.out)
         o.out.parent.mkdir(parents=True, exist_ok=True)
         return [*(_batch(o) if o.batch else _per_unit(o)), f"written: {o.out}"]
-    if len(o.ledger) == 1 and is_adaptive(o.ledger[0]):
-        if o.method is not None:
-            raise UsageError("--method does not go with an adaptive run")
-        return adaptive_lines(o.ledger[0], delta=o.delta, as_json=o.json)
-    planned, caveats = {}, []
-    with command.recorded_warnings() as warned, command.waiting():
-        if not o.ledger:
-            given = {"delta": o.delta, "num_steps": o.num_steps}
-            request = requests.read_request(o.file, requests.EpsilonRequest, **given)
-            answer = request.answer()
-        else:
-            ledgers = read_ledgers(list(o.ledger))
-            step, num_steps = ledgers.run_charged()  # the cost of the charged steps
-            given = {"num_steps": num_steps, "method": o.method or "exact"}
-            delta = ledgers.delta if o.delta is None else o.delta
-            request = requests.EpsilonRequest(step=step, delta=delta, **given)
-            answer = request.answer()
-            # An epsilon at another delta cannot be compared with the plan's target.
-            spent = answer if o.delta is None else None
-            caveats = caveats_on_ledgers(ledgers, spent, request.method)
-            target, at = ledgers.planned
-            planned = {"planned": {"epsilon": plain(target), "delta": at}}
-    warned += caveats
-    return _answer_lines(request, answer, warned, as_json=o.json, more=planned)
+    if o.ledger:
+        return _of_ledgers(o)
+    given = {"delta": o.delta, "num_steps": o.num_steps}
+    return _of_file(o, requests.EpsilonRequest, **given)
 
 
 def do_calibrate(o: command.Options) -> list[str]:
     """The command ``calibrate``."""
-    with command.recorded_warnings() as warned, command.waiting():
-        request = requests.read_request(o.file, requests.CalibrationRequest)
-        answer = request.answer()
-    return _answer_lines(request, answer, warned, as_json=o.json, more={})
+    return _of_file(o, requests.CalibrationRequest)
 
 
 def do_log(o: command.Options) -> list[str]:
     """The command ``log``."""
     with ledger_file.refusing(o.dir), ledger_file.run_file(o.dir) as file:
-        return [json.dumps(line, allow_nan=False) for line in _records_of(file)]
-
-
-def _check_options(o: command.Options) -> None:
-    """Refuses options of ``epsilon`` that exclude or need each other."""
-    is_table = o.batch is not None or o.per_unit
-    given = {"--delta": o.delta, "--num-steps": o.num_steps, "--json": o.json or None}
-    named = next((name for name, value in given.items() if value is not None), "")
-    rules = {
-        "give exactly one of FILE.toml, --batch FILE and --ledger FILE": (
-            sum(map(bool, (o.file, o.batch, o.ledger))) != 1
-        ),
-        "--per-unit goes with FILE.toml, not with --batch or --ledger": (
-            o.file is None and o.per_unit
-        ),
-        "--num-steps does not go with --ledger, which holds the number": (
-            bool(o.ledger) and o.num_steps is not None
-        ),
-        "--out FILE goes with --batch or --per-unit, and they need it": (
-            is_table != (o.out is not None)
-        ),
-        f"{named} does not go with --batch or --per-unit": is_table and bool(named),
-        "--method goes with --batch or --ledger; a FILE.toml names its own": (
-            o.method is not None and o.file is not None
-        ),
-    }
-    for message, is_broken in rules.items():
-        if is_broken:
-            raise UsageError(message)
+        records = [{"kind": "run", **file.facts}]
+        for name, text, _ in file.steps.values():
+            records.append({"kind": "step", "name": name, "step": json.loads(text)})
+        for opening in file.openings:
+            row = {"kind": "opening", "charged": opening.charged}
+            records.append(row | opening.environment)
+        for charge in file.charges():
+            row = {"kind": "charge", "number": charge.number}
+            row |= {"step": file.steps[charge.step][0], "process": charge.session}
+            records.append(row | {"hash": charge.hash.hex()})
+        records += [{"kind": "log", **record} for record in file.log()]
+    return [json.dumps(record, allow_nan=False) for record in records]
 
 
 def _batch(o: command.Options) -> list[str]:
@@ -124,30 +101,72 @@ def _per_unit(o: command.Options) -> list[str]:
     request = requests.read_request(o.file, requests.EpsilonRequest, **given)
     if request.delta is None:
         raise ValueError("--per-unit computes epsilons: the request needs a delta")
-    budgets = batch.unit_budgets(
+    columns, rounding = batch.unit_budgets(
         request.planned("--per-unit"),
         num_steps=request.num_steps,
         delta=request.delta,
         method=request.method,
     )
-    batch.write_unit_budgets(o.out, budgets)
-    largest = upward(float(budgets.epsilon.max(initial=0.0)), 5)
-    lines = [f"{budgets.epsilon.size:,} units, largest epsilon {largest}"]
-    if budgets.rate_rounding:
-        share = upward(budgets.rate_rounding, 2)
+    batch.write_columns(o.out, columns)
+    epsilons = columns["epsilon"]
+    largest = upward(float(epsilons.max(initial=0.0)), 5)
+    lines = [f"{epsilons.size:,} units, largest epsilon {largest}"]
+    if rounding:
+        share = upward(rounding, 2)
         lines.append(f"rates are rounded up, by at most {share} of their value")
     if requests.steps_of(request)[0].neighboring_relation == "add_remove":
         lines.append("private: under add_remove the table discloses sizes")
     return lines
 
 
+def _of_file(o: command.Options, kind: Any, **given: Any) -> list[str]:
+    """Answers the request in a file; ``given`` replaces its keys."""
+    with command.recorded_warnings() as warned, command.waiting():
+        request = requests.read_request(o.file, kind, **given)
+        answer = request.answer()
+    return _answer_lines(request, answer, warned, as_json=o.json)
+
+
+def _of_ledgers(o: command.Options) -> list[str]:
+    """Answers what the charged steps of some runs cost together."""
+    with command.waiting():
+        ledgers = read_ledgers(list(o.ledger))
+    alone = ledgers.contents[0] if len(o.ledger) == 1 else None
+    if alone is not None and (budget := alone.adaptive_taken) is not None:
+        if o.method is not None:
+            raise UsageError("--method does not go with an adaptive run")
+        return _adaptive_lines(alone, budget, o)
+    with command.recorded_warnings() as warned, command.waiting():
+        step, num_steps = ledgers.run_charged()
+        request = requests.EpsilonRequest(
+            step=step,
+            num_steps=num_steps,
+            delta=ledgers.delta if o.delta is None else o.delta,
+            method=o.method or "exact",
+        )
+        answer = request.answer()
+        # An epsilon at another delta cannot be compared with the plan's target.
+        spent = answer if o.delta is None else None
+        caveats = _caveats_on_ledgers(ledgers, spent, request.method)
+    target, at = ledgers.planned
+    planned = {"planned": {"epsilon": plain(target), "delta": at}}
+    lines = [*warned, *caveats]
+    return _answer_lines(request, answer, lines, as_json=o.json, more=planned)
+
+
 def _answer_lines(
-    request: Any, answer: Any, warned: list[str], *, as_json: bool, more: dict[str, Any]
+    request: requests.Request,
+    answer: Any,
+    warned: list[str],
+    *,
+    as_json: bool,
+    more: dict[str, Any] | None = None,
 ) -> list[str]:
     """The answer with warnings, as a table or as JSON; ``more`` goes into the JSON."""
     caveats = [*warned, *requests.caveats_on(request)]
     if as_json:
-        return [json.dumps(_document(request, answer, caveats) | more, allow_nan=False)]
+        document = _document(request, answer, caveats) | (more or {})
+        return [json.dumps(document, allow_nan=False)]
     lines = command.facts(_facts(request, answer if np.ndim(answer) == 0 else None))
     if np.ndim(answer):  # one row per setting: the fields that vary, then the answer
         varying = {k: v for k, v in _numbers(request) if np.size(v) != 1}
@@ -170,12 +189,12 @@ def _document(
     """The answer as JSON: arrays as nested lists, infinity as "inf"."""
     steps = requests.steps_of(request)
     names = ("calibrate", "level", "num_steps", "delta", "epsilon")
-    question = {name: plain(getattr(request, name, None)) for name in names}
-    people = [plain(step.people.numbers) for step in steps if step.people is not None]
-    question["people"] = next(iter(people), None)
+    question = {name: getattr(request, name, None) for name in names}
+    people = (step.people.numbers for step in steps if step.people is not None)
+    question["people"] = next(people, None)
     return {
         "version": 1,
-        **{name: value for name, value in question.items() if value is not None},
+        **{name: plain(v) for name, v in question.items() if v is not None},
         request.quantity: plain(answer),
         "shape": list(request.shape),
         "method": request.method,
@@ -201,9 +220,7 @@ def _facts(request: requests.Request, answer: Any) -> dict[str, str]:
     for name in ("epsilon", "delta", "num_steps"):
         value = getattr(request, name)
         if value is not None and np.ndim(value) == 0:
-            is_target = name == "epsilon" and isinstance(
-                request, requests.CalibrationRequest
-            )
+            is_target = name == "epsilon" and request.quantity != "delta"
             rows[name.replace("_", " ")] = _shown(value) + " (target)" * is_target
     if isinstance(request.step, ComposedSteps):
         counts = request.step.counts
@@ -237,9 +254,8 @@ def _numbers(value: Any, name: str = "", prefix: str = "") -> list[tuple[str, An
 
 
 def _label(request: requests.Request) -> str:
-    if isinstance(request, requests.CalibrationRequest) and request.level is not None:
-        return f"rate of {request.level}"
-    return request.quantity.replace("_", " ")
+    level = getattr(request, "level", None)
+    return request.quantity.replace("_", " ") + (f" of {level}" if level else "")
 
 
 def _shown(value: float) -> str:
@@ -259,25 +275,15 @@ def _rounded(request: requests.Request, value: float) -> str:
 _CALIBRATION_SLACK = 1e-3
 
 
-def is_adaptive(path: Path) -> bool:
-    """Returns whether a run's file is that of an adaptive run."""
-    try:
-        with ledger_file.run_file(path) as run:
-            return "adaptive" in run.facts
-    except (OSError, ValueError):
-        return False  # not a run's file: `read_ledger` raises the error
-
-
-def adaptive_lines(path: Path, *, delta: float | None, as_json: bool) -> list[str]:
-    """Returns the privacy cost in an adaptive run's ledger, at its delta or another."""
-    content = ledger_file.read_ledger(path)
-    budget = content.adaptive_taken
-    assert budget is not None  # as `is_adaptive`
-    if delta is not None:
-        _validation.open_unit_array("delta", delta)
-        budget = dataclasses.replace(budget, delta=delta)
+def _adaptive_lines(
+    content: ledger_file.LedgerContent, budget: AdaptiveBudget, o: command.Options
+) -> list[str]:
+    """The privacy cost in an adaptive run's ledger, at its delta or another."""
+    if o.delta is not None:
+        _validation.open_unit_array("delta", o.delta)
+        budget = dataclasses.replace(budget, delta=o.delta)
     step, warned = budget.a_step, caveats_on_ledger(content)
-    if not as_json:
+    if not o.json:
         rows = [
             *in_words.budget_in_words(budget),
             ("protected", f"{protected_unit(step)} ({step.neighboring_relation})"),
@@ -309,10 +315,10 @@ def adaptive_lines(path: Path, *, delta: float | None, as_json: bool) -> list[st
     return [json.dumps(document, allow_nan=False)]
 
 
-def caveats_on_ledgers(
+def _caveats_on_ledgers(
     ledgers: LedgersContent, spent: Any | None, method: str
 ) -> list[str]:
-    """Returns warnings that belong to an epsilon computed from ledgers."""
+    """Warnings that belong to an epsilon computed from ledgers."""
     caveats, are_several = [], len(ledgers.contents) > 1
     for name, content, beginning in zip(*ledgers, strict=True):
         named = f"{name}: " if are_several else ""
@@ -380,22 +386,3 @@ def caveats_on_ledger(content: ledger_file.LedgerContent) -> list[str]:
         "file shows fewer steps than were charged": not content.is_closed,
     }
     return [text for text, holds in rows.items() if holds]
-
-
-def _records_of(file: Any) -> Iterator[dict[str, Any]]:
-    """The contents of a run's file, one dictionary per line of the output."""
-    yield {"kind": "run", **file.facts}
-    for name, text, _ in file.steps.values():
-        yield {"kind": "step", "name": name, "step": json.loads(text)}
-    for opening in file.openings:
-        yield {"kind": "opening", "charged": opening.charged, **opening.environment}
-    for charge in file.charges():
-        yield {
-            "kind": "charge",
-            "number": charge.number,
-            "step": file.steps[charge.step][0],
-            "process": charge.session,
-            "hash": charge.hash.hex(),
-        }
-    for record in file.log():
-        yield {"kind": "log", **record}

@@ -6,9 +6,8 @@ A bad row gets its own error and affects no other. Files may be hostile.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses
 from jaxdp_episodic.accountant.describe.menu import parts_of
-from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.spec import refuse_hostile
 from jaxdp_episodic.accountant.describe.step import AnyStep, gaussian_parts
 from jaxdp_episodic.accountant.questions.api import check_method
@@ -42,6 +40,8 @@ _MAX_DEPTH = 32  # levels of a row; the deepest field of a request is at level 8
 _MAX_INTEGER = 2**63 - 1  # NumPy's largest
 
 KeyPath = tuple[str, ...]
+Numbers = dict[KeyPath, float]
+Ask = Callable[[Sequence[Numbers]], requests.Request]
 
 
 class Answer(NamedTuple):
@@ -56,36 +56,6 @@ class Answer(NamedTuple):
     error: str | None  # one line, or None
 
 
-@dataclass
-class _Group:
-    """Rows that differ in numbers alone."""
-
-    fixed: dict[KeyPath, Any]
-    paths: list[KeyPath]
-    tree: Population | None
-    rows: list[int] = field(default_factory=list)
-    numbers: list[list[float]] = field(default_factory=list)
-
-    def request(self, part: Any) -> requests.Request:
-        """The request for some of the rows: with scalars for one row, else arrays."""
-        leaves = dict(self.fixed)
-        rows = [self.numbers[row] for row in part]
-        columns: Any = zip(*rows, strict=True)
-        for path, column in zip(self.paths, columns, strict=bool(self.paths)):
-            # Integers stay integers; those beyond 2**53 are refused later.
-            kind = np.int64 if all(type(n) is int for n in column) else np.float64
-            leaves[path] = np.array(column, kind) if len(column) > 1 else column[0]
-        mapping = nested(leaves.items())
-        if self.tree is not None:
-            mapping = requests.with_population(mapping, self.tree)
-        kind = (
-            requests.CalibrationRequest
-            if "calibrate" in mapping
-            else requests.EpsilonRequest
-        )
-        return kind.from_dict(mapping, where="request")
-
-
 def answer_requests(
     rows: Iterable[Mapping[str, Any] | Exception],
     *,
@@ -95,7 +65,7 @@ def answer_requests(
     """Answers many requests, in order."""
     check_method(method)
     answers: list[Answer] = []
-    groups: dict[Any, _Group] = {}
+    groups: dict[Any, tuple[Ask, dict[int, Numbers]]] = {}
 
     def fail(row: int, error: BaseException) -> None:
         answers[row] = answers[row]._replace(error=_validation.one_line(error))
@@ -108,37 +78,58 @@ def answer_requests(
             if not is_label:
                 wrong = _validation.shown(label)
                 raise TypeError(f"id must be a text or a number, got {wrong}")
-            _add_to_group(groups, index, row, method, base or Path())
+            fixed, numbers = _split(row)
+            parts = ((path, _key(leaf)) for path, leaf in fixed.items())
+            key = tuple(numbers), tuple(parts)
+            if key not in groups:
+                groups[key] = _asker(fixed, [*numbers], method, base or Path()), {}
+            groups[key][1][index] = numbers
         except _ROW_ERRORS as error:
             fail(index, error)
-    for group in groups.values():
-        _answer_group(group, answers, fail)
+    for ask, members in groups.values():
+        _answer_group(ask, members, answers, fail)
     return answers
 
 
-def _add_to_group(
-    groups: dict[Any, _Group], index: int, row: Any, method: str, base: Path
-) -> None:
-    """Splits a row into numbers and the rest, and adds it to the group of the rest."""
+def _split(row: Any) -> tuple[dict[KeyPath, Any], Numbers]:
+    """The leaves of a row that choose its group, and its numbers."""
     if isinstance(row, Exception):
         raise ValueError(str(row)) from row
     if not isinstance(row, Mapping):
         raise TypeError(f"a row must be a table of keys, got {_validation.shown(row)}")
-    leaves = dict(_leaves({key: value for key, value in row.items() if key != "id"}))
-    paths = [p for p, v in leaves.items() if type(v) in (int, float)]
-    # Numbers of bands must be scalars, so they belong to the fixed part.
-    paths = sorted(p for p in paths if p != ("version",) and p[-2:-1] != ("bands",))
-    fixed = {path: leaves[path] for path in sorted(leaves.keys() - set(paths))}
-    key = tuple(paths), tuple((path, _key(leaf)) for path, leaf in fixed.items())
-    group = groups.get(key)
-    if group is None:
-        fixed = {("version",): 1, ("method",): method} | fixed
-        tree = None
-        if (_POPULATION,) in fixed:
-            tree = requests.read_population(fixed.pop((_POPULATION,)), base)
-        group = groups[key] = _Group(fixed, paths, tree)
-    group.rows.append(index)
-    group.numbers.append([leaves[path] for path in paths])
+    fixed, numbers = {}, {}
+    leaves = _leaves({key: value for key, value in row.items() if key != "id"})
+    for path, leaf in sorted(leaves, key=lambda pair: pair[0]):
+        # Numbers of bands must be scalars, so they belong to the fixed part.
+        is_single = path == ("version",) or path[-2:-1] == ("bands",)
+        is_number = type(leaf) in (int, float) and not is_single
+        (numbers if is_number else fixed)[path] = leaf
+    return fixed, numbers
+
+
+def _asker(
+    fixed: dict[KeyPath, Any], paths: list[KeyPath], method: str, base: Path
+) -> Ask:
+    """Returns the function from the numbers of some rows to their request."""
+    fixed = {("version",): 1, ("method",): method} | fixed
+    table = fixed.pop((_POPULATION,), None)
+    tree = None if table is None else requests.read_population(table, base)
+
+    def ask(rows: Sequence[Numbers]) -> requests.Request:
+        leaves = dict(fixed)
+        for path in paths:
+            column = [row[path] for row in rows]
+            # Integers stay integers; those beyond 2**53 are refused later.
+            kind = np.int64 if all(type(n) is int for n in column) else np.float64
+            leaves[path] = np.array(column, kind) if len(column) > 1 else column[0]
+        mapping = nested(leaves.items())
+        if tree is not None:
+            mapping = requests.with_population(mapping, tree)
+        is_search = "calibrate" in mapping
+        kind = requests.CalibrationRequest if is_search else requests.EpsilonRequest
+        return kind.from_dict(mapping, where="request")
+
+    return ask
 
 
 def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -184,42 +175,41 @@ def _key(leaf: Any) -> Any:
 
 
 def _answer_group(
-    group: _Group, answers: list[Answer], fail: Callable[[int, BaseException], None]
+    ask: Ask,
+    rows: dict[int, Numbers],
+    answers: list[Answer],
+    fail: Callable[[int, BaseException], None],
 ) -> None:
     """Fills in the answers of the rows of a group."""
 
-    def check(part: np.ndarray) -> None:
-        for one in parts_of(group.request(part).step):
+    def check(part: list[int]) -> None:
+        for one in parts_of(ask([rows[row] for row in part]).step):
             dominating_pair(one)
 
-    def fill(part: np.ndarray) -> None:
-        request = group.request(part)
-        values = np.broadcast_to(np.asarray(request.answer(), np.float64), part.shape)
+    def fill(part: list[int]) -> None:
+        request = ask([rows[row] for row in part])
+        values = np.broadcast_to(np.asarray(request.answer(), np.float64), len(part))
         known = {"quantity": request.quantity, "method": request.method}
         for row, value in zip(part, values.tolist(), strict=True):
-            index = group.rows[row]
-            answers[index] = answers[index]._replace(value=value, **known)
+            answers[row] = answers[row]._replace(value=value, **known)
 
-    def done(act: Callable[[np.ndarray], None], part: np.ndarray) -> np.ndarray:
+    def done(act: Callable[[list[int]], None], part: list[int]) -> list[int]:
         """Acts on all rows at once, or on halves if that fails; returns good rows."""
         try:
-            if part.size:
+            if part:
                 act(part)
             return part
         except (*_ROW_ERRORS, MemoryError) as error:
-            if part.size == 1:
-                fail(group.rows[part[0]], error)
-                return part[:0]
-        return np.concatenate([done(act, half) for half in np.array_split(part, 2)])
+            if len(part) == 1:
+                fail(part[0], error)
+                return []
+        half = len(part) // 2
+        return done(act, part[:half]) + done(act, part[half:])
 
     # Cheap checks come first, so that the rest is one large call. A block of settings
     # takes as long as its longest sum, so rows are sorted by the number of terms.
-    good = done(check, np.arange(len(group.rows)))
-    if _EPISODES in group.paths:
-        place = group.paths.index(_EPISODES)
-        number = np.array([float(group.numbers[row][place]) for row in good])
-        good = good[np.argsort(number, kind="stable")]
-    done(fill, good)
+    good = done(check, [*rows])
+    done(fill, sorted(good, key=lambda row: rows[row].get(_EPISODES, 0)))
 
 
 def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
@@ -387,20 +377,15 @@ def _cell(name: str, cell: str) -> Any:
 # --- Each protected unit's own epsilon, as a table ---
 
 
-class UnitBudgets(NamedTuple):
-    """The epsilon of each protected unit, in the order of the `Population`."""
-
-    # Level name, top to bottom -> (U,) ids of the units above each protected unit, or
-    # their indices in a level without ids.
-    units: dict[str, np.ndarray]
-    epsilon: np.ndarray  # (U,) nats, *upper bounds*
-    rate_rounding: float  # relative amount by which rates were rounded up, at most
-
-
 def unit_budgets(
     step: AnyStep, *, delta: Any, num_steps: Any = None, method: str = "rdp"
-) -> UnitBudgets:
-    """Returns the epsilon of every protected unit of a real population."""
+) -> tuple[dict[str, np.ndarray], float]:
+    """Returns the epsilon of every protected unit, and how far rates were rounded.
+
+    The columns are the ids of the units above each protected unit (their indices in a
+    level without ids), level by level from the top, and ``epsilon``: (U,) nats, *upper
+    bounds*. Rates were rounded up by at most the second result, relatively.
+    """
     steps = gaussian_parts(step, "epsilon_per_unit")
     # An untrusted file may name 2**53 units in one number.
     number = max(one.num_protected_units or 0 for one in steps)
@@ -418,19 +403,18 @@ def unit_budgets(
     assert spread.unit_epsilons is not None  # by per_unit
     # The episodes of grouped classes are no units of the tree.
     names = first.level_names_used[int(isinstance(first.design, GroupedClasses)) :]
-    labels = {n: unit_labels(tree, i + 1, len(names)) for i, n in enumerate(names)}
-    return UnitBudgets(labels, spread.unit_epsilons, spread.rate_rounding)
-
-
-def write_unit_budgets(path: Path, budgets: UnitBudgets) -> None:
-    """Writes the table as ``.jsonl``, ``.csv`` or ``.parquet``, atomically."""
-    if "epsilon" in budgets.units:
+    if "epsilon" in names:
         raise ValueError("no level may have the name of the column 'epsilon'")
-    columns: dict[str, np.ndarray] = budgets.units | {"epsilon": budgets.epsilon}
+    columns = {n: unit_labels(tree, i + 1, len(names)) for i, n in enumerate(names)}
+    return columns | {"epsilon": spread.unit_epsilons}, spread.rate_rounding
+
+
+def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
+    """Writes a table as ``.jsonl``, ``.csv`` or ``.parquet``, atomically."""
     kinds = {"i": "int64", "u": "int64", "f": "float64"}
     types = {k: kinds.get(v.dtype.kind, "string") for k, v in columns.items()}
     with writing(path, types) as write:
-        for start in range(0, budgets.epsilon.size, _ROWS_AT_ONCE):
+        for start in range(0, len(next(iter(columns.values()))), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             cells = [column[part].tolist() for column in columns.values()]
             rows = zip(*cells, strict=True)

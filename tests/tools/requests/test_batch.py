@@ -17,7 +17,7 @@ from jaxdp_episodic.tools.requests.batch import (
     answer_file,
     answer_requests,
     unit_budgets,
-    write_unit_budgets,
+    write_columns,
 )
 from jaxdp_episodic.tools.requests.request import (
     CalibrationRequest,
@@ -153,21 +153,22 @@ def test_rows_with_a_population():
 
 def test_each_units_own_budget(tmp_path):
     run = {"num_steps": 100, "delta": 1e-5, "method": "rdp"}
-    pupils = unit_budgets(schools_step(), **run)
-    assert list(pupils.units) == ["school", "pupil"]
-    assert pupils.epsilon.shape == (305,)
-    assert np.bincount(pupils.units["school"]).tolist() == [25, 60, 220]
-    assert pupils.epsilon.max() == pytest.approx(jde.epsilon(schools_step(), **run))
-    assert pupils.epsilon[0] > pupils.epsilon[30] > pupils.epsilon[-1]
-    schools = unit_budgets(schools_step(privacy_unit="school"), **run)
+    pupils, _ = unit_budgets(schools_step(), **run)
+    assert list(pupils) == ["school", "pupil", "epsilon"]
+    epsilons = pupils["epsilon"]
+    assert epsilons.shape == (305,)
+    assert np.bincount(pupils["school"]).tolist() == [25, 60, 220]
+    assert epsilons.max() == pytest.approx(jde.epsilon(schools_step(), **run))
+    assert epsilons[0] > epsilons[30] > epsilons[-1]
+    schools, _ = unit_budgets(schools_step(privacy_unit="school"), **run)
     with pytest.raises(ValueError, match="Population"):
         unit_budgets(request_of(flat()).step, **run)
-    assert list(schools.units) == ["school"] and schools.epsilon.shape == (3,)
+    assert list(schools) == ["school", "epsilon"] and len(schools["epsilon"]) == 3
     path = tmp_path / "units.csv"
-    write_unit_budgets(path, schools)
+    write_columns(path, schools)
     lines = path.read_text().splitlines()
     assert lines[0] == "school,epsilon" and len(lines) == 4
-    assert float(lines[1].split(",")[1]) == schools.epsilon[0]
+    assert float(lines[1].split(",")[1]) == schools["epsilon"][0]
 
 
 def test_unit_budgets_carry_ids_of_grouped_classes():
@@ -183,9 +184,9 @@ def test_unit_budgets_carry_ids_of_grouped_classes():
         noise_multiplier=2.0,
         population=tree,
     )
-    table = unit_budgets(step, num_steps=10, delta=1e-5, method="rdp")
-    assert table.units["class"].tolist() == ids.tolist()
-    assert table.epsilon.shape == (16,)
+    table, _ = unit_budgets(step, num_steps=10, delta=1e-5, method="rdp")
+    assert table["class"].tolist() == ids.tolist()
+    assert table["epsilon"].shape == (16,)
 
 
 # --- Files of three formats, malformed lines, complete or untouched answers ---

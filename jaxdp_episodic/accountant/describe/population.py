@@ -330,10 +330,7 @@ def _is_list(value: Any) -> bool:
 
 
 def distinct_paths(counts: Sequence[np.ndarray]) -> tuple[DistinctPaths, np.ndarray]:
-    """Returns the paths to the units of level ``len(counts)``, and that of each unit.
-
-    The units of one parent share a path.
-    """
+    """Returns the paths to the units of the last level, and that below each parent."""
     found, above = [], np.zeros((1, 0), np.int64)
     for level, count in enumerate(counts):
         # A unit without children is followed as if it had one child.
@@ -347,7 +344,8 @@ def distinct_paths(counts: Sequence[np.ndarray]) -> tuple[DistinctPaths, np.ndar
         found.append(
             (rows, number, level + (number > 0), np.where(number, first, ends))
         )
-        above = np.repeat(here, count, axis=0)
+        if not is_last:  # where one number may name 2**53 units
+            above = np.repeat(here, count, axis=0)
     rows, number, level, index = map(np.concatenate, zip(*found, strict=True))
     # The first unit of each path is an example: of the last level, else the deepest.
     order = np.lexsort((index, -level, *rows.T[::-1]))
@@ -357,8 +355,7 @@ def distinct_paths(counts: Sequence[np.ndarray]) -> tuple[DistinctPaths, np.ndar
     multiplicity = np.zeros(len(unit), np.int64)
     np.add.at(multiplicity, path, number)
     paths = DistinctPaths(rows[unit], multiplicity, level[unit], index[unit])
-    last = slice(len(path) - len(counts[-1]), None)
-    return paths, np.repeat(path[last], counts[-1])
+    return paths, path[len(path) - len(counts[-1]) :]
 
 
 def max_contributions(

@@ -465,7 +465,7 @@ def _distribution(
     if per_unit:
         assert step.population is not None and paths is not None  # both or none
         counts = step.population.children_counts[: paths.sizes.shape[1]]
-        of_units = epsilons[distinct_paths(counts)[1]]
+        of_units = np.repeat(epsilons[distinct_paths(counts)[1]], counts[-1])
     return UnitDistribution(
         num_units=int(units.sum()),
         num_paths=len(units),

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_216,
+    "jaxdp_episodic": 65_192,
     "jaxdp_episodic/accountant/describe": 3_998,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_449,
@@ -326,7 +326,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/questions": 6_351,
     "jaxdp_episodic/accountant/bounds": 1_974,
     "jaxdp_episodic/accountant/interop": 1_763,
-    "jaxdp_episodic/accountant/report": 2_097,
+    "jaxdp_episodic/accountant/report": 2_073,
     "jaxdp_episodic/trainer/data": 3_603,
     "jaxdp_episodic/trainer/draw": 1_579,
     "jaxdp_episodic/trainer/config": 1_456,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_435,
     "jaxdp_episodic/files": 1_469,
     "experiments": 7_103,
-    "tests": 48_395,
+    "tests": 48_393,
 }
 
 

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import PERSON, WithoutReplacement
-from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget, in_words
 from jaxdp_episodic.accountant.questions.attacker import advantage, true_positive_rate
-from jaxdp_episodic.accountant.report.report import PrivacyReport, run_at_level
+from jaxdp_episodic.accountant.report.report import PrivacyReport
 from jaxdp_episodic.accountant.report.sentences import (
     changed_unit,
     preconditions_of,
@@ -43,11 +42,9 @@ _POINTS = 9
 _APART = 1e-3
 
 
-def report_in_words(
-    report: PrivacyReport, run: ComposedSteps, people: PersonBounds | None = None
-) -> str:
+def report_in_words(report: PrivacyReport) -> str:
     """Returns the report as Markdown."""
-    rows = _rows(report, run, people)
+    rows = _rows(report)
     lines = _opening(
         protected=report.protected,
         released=f"what the {sum(report.num_steps):,} steps of this run release",
@@ -66,7 +63,7 @@ def report_in_words(
     for level, reason in report.epsilon_by_level.items():
         if isinstance(reason, str):
             lines += ["", f"No epsilon is known for one whole `{level}`: {reason}."]
-    lines += _reversals(report, run)
+    lines += _reversals(report)
     lines += _conditions(report.preconditions, report.warnings)
     return "\n".join(map(_filled, lines))
 
@@ -154,20 +151,15 @@ def _attacks(run: AdaptiveRun) -> tuple[float, float]:
     return 0.5 + float(deltas[0]) / 2, min(float(rates.min()), 1.0)
 
 
-def _rows(
-    report: PrivacyReport, run: ComposedSteps, people: PersonBounds | None
-) -> dict[str, tuple[str, str, str]]:
+def _rows(report: PrivacyReport) -> dict[str, tuple[str, str, str]]:
     """Epsilon and the two attacks of each level that has an epsilon."""
     rows = {}
     for level, value in report.epsilon_by_level.items():
         if isinstance(value, str):
             continue
-        bounds = people if level == PERSON else None
-        same = run if level == report.privacy_unit else run_at_level(run, level, bounds)
-        right = 0.5 + float(advantage(same, method=report.method)) / 2
-        found = true_positive_rate(
-            same, false_positive_rate=FALSE_ALARMS, method=report.method
-        )
+        run, how = report.level_runs[level], {"method": report.method}
+        right = 0.5 + float(advantage(run, **how)) / 2
+        found = true_positive_rate(run, false_positive_rate=FALSE_ALARMS, **how)
         rows[level] = _epsilon(value), _percent(right), _percent(float(found))
     return rows
 
@@ -181,7 +173,7 @@ def _percent(share: float) -> str:
     return f"{min(np.ceil(1000 * share) / 10, 100.0):g} %"
 
 
-def _reversals(report: PrivacyReport, run: ComposedSteps) -> list[str]:
+def _reversals(report: PrivacyReport) -> list[str]:
     """Sections that explain why a unit costs more than a coarser one, if it does."""
     lines = []
     known = {k: v for k, v in report.epsilon_by_level.items() if isinstance(v, float)}
@@ -190,7 +182,7 @@ def _reversals(report: PrivacyReport, run: ComposedSteps) -> list[str]:
         if not known[fine] > known[coarse] * (1 + _APART):
             continue
         reasons: dict[str, None] = {}
-        for step in run.gaussian_steps:
+        for step in report.level_runs[report.privacy_unit].gaussian_steps:
             reasons |= dict.fromkeys(_reasons(step, coarse, fine))
         lines += ["", f"## Why one {fine} costs more than one {coarse}", ""]
         lines += [f"* {reason}" for reason in reasons]

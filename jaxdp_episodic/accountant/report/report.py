@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -137,6 +137,8 @@ class PrivacyReport:
       warnings: facts that the numbers do not show.
       preconditions: preconditions that the library cannot check.
       distribution: rates and epsilons over the units; None without a `Population`.
+      level_runs: level name to the run with that level as the privacy unit, for the
+        levels with an epsilon; not in the dictionary.
     """
 
     privacy_unit: str
@@ -153,6 +155,7 @@ class PrivacyReport:
     warnings: tuple[str, ...]
     preconditions: tuple[str, ...]
     distribution: UnitDistribution | None
+    level_runs: Mapping[str, ComposedSteps] = field(default_factory=dict, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a dictionary for JSON, with "version" and "type".
@@ -162,6 +165,7 @@ class PrivacyReport:
         either an "epsilon" or a "not_covered" with the reason.
         """
         fields = dict(vars(self))
+        del fields["level_runs"]
         for name in ("worst_path", "distribution"):
             if fields[name] is not None:
                 fields[name] = vars(fields[name])
@@ -241,7 +245,7 @@ def privacy_report(
     """
     check_method(method)
     refuse_disjoint(step, "privacy_report")
-    run = single_run(step, num_steps)
+    run = _single_run(step, num_steps)
     target = _validation.open_unit_array("delta", delta)
     if target.ndim:
         raise ValueError(f"delta must be one number, got {delta!r}")
@@ -278,6 +282,7 @@ def privacy_report(
         warnings=caveats_of(run, level_runs, by_level, float(target)),
         preconditions=preconditions_of(run),
         distribution=distribution,
+        level_runs=level_runs,
     )
 
 
@@ -295,7 +300,7 @@ def _check_people(people: Any, step: GaussianStep) -> None:
         raise ValueError(f"people must be bounds of one setting, got {people!r}")
 
 
-def single_run(step: Any, num_steps: Any) -> ComposedSteps:
+def _single_run(step: Any, num_steps: Any) -> ComposedSteps:
     """Returns a run of scalar fields as a composed run; raises for arrays."""
     gaussian_parts(step, "privacy_report")
     if isinstance(step, ComposedSteps):
@@ -365,24 +370,20 @@ def _worst_path(
         np.intersect1d, (path_rows.equal_paths(one, most) for one in accounted)
     )
     index = int(equal[np.argmax(multiplicity[equal])])
+    rates: list[dict[str, float]] = []
     sizes: dict[str, int] = {}
     for part in run.gaussian_steps:
-        groups = part.path_rates.group_sizes
-        for name, group in zip(part.level_names_used, groups, strict=True):
+        names, along = part.level_names_used, part.path_rates
+        rates.append(
+            {n: float(_at(r, index)) for n, r in zip(names, along.rates, strict=True)}
+        )
+        for name, group in zip(names, along.group_sizes, strict=True):
             if group is not None:
                 sizes.setdefault(name, int(_at(group, index)))
     return WorstPath(
         units=None if step is None else _named_units(step, index),
         sizes=sizes,
-        rates=tuple(
-            {
-                name: float(_at(rate, index))
-                for name, rate in zip(
-                    part.level_names_used, part.path_rates.rates, strict=True
-                )
-            }
-            for part in run.gaussian_steps
-        ),
+        rates=tuple(rates),
         inclusion_rate=float(_at(_inclusion_rates(run), index)),
         epsilon=float(epsilons.max()),
         num_units=None if step is None else int(multiplicity[index]),
@@ -416,11 +417,11 @@ def _by_level(
         if level == unit:
             values[level], runs[level] = spent, run
             continue
-        bounds = people if level == PERSON else None
+        own = {"privacy_unit": level, "people": people if level == PERSON else None}
         try:
-            same = run_at_level(run, level, bounds)
-            values[level] = _epsilon(same, delta, method)
-            runs[level] = same
+            steps = (dataclasses.replace(step, **own) for step in run.gaussian_steps)
+            same = ComposedSteps(tuple(steps), run.counts)
+            values[level], runs[level] = _epsilon(same, delta, method), same
         except (ValueError, NotImplementedError) as error:
             values[level] = str(error)
     return values, runs
@@ -429,17 +430,6 @@ def _by_level(
 def _epsilon(run: ComposedSteps, delta: np.ndarray, method: str) -> float:
     """Epsilon of the privacy unit, without the warnings of `epsilon`."""
     return float(worst_epsilon(runs_of(run, None), delta, (), method=method))
-
-
-def run_at_level(
-    run: ComposedSteps, level: str, people: PersonBounds | None = None
-) -> ComposedSteps:
-    """Returns the run with another privacy unit."""
-    steps = [
-        dataclasses.replace(step, privacy_unit=level, people=people)
-        for step in run.gaussian_steps
-    ]
-    return ComposedSteps(tuple(steps), run.counts)
 
 
 def _distribution(
@@ -482,11 +472,10 @@ def _quantiles(values: np.ndarray, weights: np.ndarray) -> dict[str, float]:
     cumulative = np.cumsum(weights[order])
     if cumulative[-1] == 0:
         return {}
-    ranks = {n: np.ceil(share * cumulative[-1]) for n, share in _QUANTILES.items()}
-    return {
-        name: float(values[order[np.searchsorted(cumulative, max(rank, 1))]])
-        for name, rank in ranks.items()
-    }
+    shares = np.array(list(_QUANTILES.values()))
+    ranks = np.maximum(np.ceil(shares * cumulative[-1]), 1)
+    found = values[order[np.searchsorted(cumulative, ranks)]]
+    return dict(zip(_QUANTILES, found.tolist(), strict=True))
 
 
 def _inclusion_rates(run: ComposedSteps) -> np.ndarray:
@@ -523,8 +512,7 @@ def _at(array: np.ndarray, index: int) -> Any:
 # --- Its text ---
 
 
-def _upward(value: float) -> str:
-    return upward(value, 5, zeros=True)
+_upward = functools.partial(upward, digits=5, zeros=True)
 
 
 def _quantile_lines(report: PrivacyReport) -> list[str]:

@@ -333,31 +333,27 @@ def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
 
 def _everybody_drawn(level_runs: Mapping[str, ComposedSteps]) -> list[str]:
     """Levels at which a draw takes more children than there are."""
-    found: dict[tuple[int, str], str] = {}
+    found: dict[str, str] = {}
     for level, run in level_runs.items():
-        for number, part in enumerate(run.gaussian_steps):
-            rates = part.path_rates
-            for name, clipped in zip(part.level_names_used, rates.clipped, strict=True):
-                if (number, name) in found or not np.any(clipped):
-                    continue
-                where = f"step {number + 1}: " if len(run.gaussian_steps) > 1 else ""
-                found[number, name] = where + _clipped_text(part, name, level, clipped)
-    return list(found.values())
+        for number, part in enumerate(run.gaussian_steps, start=1):
+            where = f"step {number}: " if len(run.gaussian_steps) > 1 else ""
+            clips = zip(part.level_names_used, part.path_rates.clipped, strict=True)
+            for name, clipped in clips:
+                if np.any(clipped):
+                    of_whom = _of_whom(part, level, clipped)
+                    found.setdefault(f"{where}level {name!r}", of_whom)
+    text = "size is above the population, so that all are drawn (rate 1)"
+    return [f"{where}: {text}{of_whom}" for where, of_whom in found.items()]
 
 
-def _clipped_text(
-    step: GaussianStep, name: str, level: str, clipped: np.ndarray
-) -> str:
-    text = (
-        f"level {name!r}: size is above the population, so that all are drawn (rate 1)"
-    )
+def _of_whom(step: GaussianStep, level: str, clipped: np.ndarray) -> str:
     if step.population is None:
-        return text
+        return ""
     units = step.path_rates.multiplicity
     number = int(units[np.broadcast_to(clipped, units.shape)].sum())
     if not number:
-        return f"{text}, but only for units that join an empty parent"
-    return f"{text}, on the paths of {number} of {int(units.sum())} {level!r} units"
+        return ", but only for units that join an empty parent"
+    return f", on the paths of {number} of {int(units.sum())} {level!r} units"
 
 
 def _unprotected_levels(

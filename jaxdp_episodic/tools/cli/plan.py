@@ -13,7 +13,7 @@ import numpy as np
 from jaxdp_episodic._progress import standard_error
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
-from jaxdp_episodic.accountant.report.report import privacy_report, single_run
+from jaxdp_episodic.accountant.report.report import privacy_report
 from jaxdp_episodic.files.atomic import owner_only, write_atomically
 from jaxdp_episodic.files.toml_file import read_toml, to_toml
 from jaxdp_episodic.tools.cli import command
@@ -264,9 +264,9 @@ def do_report(o: command.Options) -> list[str]:
             said += caveats_on_ledger(content)
             if (budget := content.adaptive_taken) is not None:
                 return [adaptive_in_words(budget, said)]
-            run = single_run(*content.run_charged())
-            report = privacy_report(run, delta=np.asarray(content.delta))
-            return [report_in_words(report, run), "", *(f"* {text}" for text in said)]
+            step, number = content.run_charged()
+            report = privacy_report(step, num_steps=number, delta=content.delta)
+            return [report_in_words(report), "", *(f"* {text}" for text in said)]
         keys = read_toml(o.file).keys()
         if "episode" in keys:  # a plan
             return [_of_plan(o.file)]
@@ -275,10 +275,10 @@ def do_report(o: command.Options) -> list[str]:
         request = read_request(o.file, EpsilonRequest)
         if request.delta is None:
             raise ValueError("a report needs a delta, got a request with an epsilon")
+        asked: Any = {"delta": request.delta, "method": request.method}
         step: Any = request.planned("report")
-        run, delta = single_run(step, request.num_steps), np.asarray(request.delta)
-        report = privacy_report(run, delta=delta, method=request.method)
-        return [report_in_words(report, run)]
+        report = privacy_report(step, num_steps=request.num_steps, **asked)
+        return [report_in_words(report)]
 
 
 def _of_plan(file: Path) -> str:
@@ -324,8 +324,8 @@ def _of_config(config: TrainingConfig, base: Path) -> str:
         return "\n".join([*lines[2:], adaptive_in_words(budget, [*said, *bounds])])
     people = reports.people_of(trainer.data, str(budget.step.privacy_unit))
     is_default = config.normalizer is None and budget.takes_steps
-    report, run = reports.report_of_budget(
+    report = reports.report_of_budget(
         budget, budget.num_steps, people, has_default_normalizer=is_default
     )
-    words = "\n\n".join([report_in_words(report, run, people), *bounds])
+    words = "\n\n".join([report_in_words(report), *bounds])
     return "\n".join([*lines[2:], words])

@@ -22,7 +22,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Poisson,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.describe.step import GaussianStep, compose
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.attacker import true_positive_rate
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
@@ -273,7 +273,7 @@ def privacy_statement(
         if public is None:
             return _page(texts + _unsized(budget))
         first, has_drawn = public.before, num_steps > len(public.before)
-        report, _ = report_of_budget(
+        report = report_of_budget(
             public,
             int(public.owed(num_steps)),
             None if for_release else people,
@@ -431,8 +431,8 @@ def report_of_budget(
     people: PersonBounds | None = None,
     *,
     has_default_normalizer: bool = False,
-) -> tuple[PrivacyReport, ComposedSteps]:
-    """Returns the report of a run's first ``num_charged`` steps, and these steps."""
+) -> PrivacyReport:
+    """Returns the report of a run's first ``num_charged`` steps."""
     taken, counts = budget.run(num_charged), Counter[Any]()
     for step, count in zip(taken.steps, taken.counts, strict=True):
         counts[step] += int(count)
@@ -458,7 +458,7 @@ def report_of_budget(
             for level, value in levels.items()
             if not isinstance(value, str) and not mean_units_are_public(step, level)
         }
-    return dataclasses.replace(report, epsilon_by_level=levels), run
+    return dataclasses.replace(report, epsilon_by_level=levels)
 
 
 def people_of(data: ExampleTable, unit: str) -> PersonBounds | None:

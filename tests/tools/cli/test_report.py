@@ -10,7 +10,6 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.attacker import advantage, true_positive_rate
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
-from jaxdp_episodic.accountant.report.report import run_at_level, single_run
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.cli import program
 from training_runs import PLAN, TINY
@@ -44,9 +43,8 @@ def said(tmp_path, capsys):
 def of(clip_unit="record", relation="add_remove"):
     """The report of the patients' request."""
     step = dataclasses.replace(STEP, clip_unit=clip_unit, neighboring_relation=relation)
-    run = single_run(step, 500)
-    report = jde.privacy_report(run, delta=1e-5, method="rdp")
-    return run, report, " ".join(report_in_words(report, run).split())
+    report = jde.privacy_report(step, num_steps=500, delta=1e-5, method="rdp")
+    return report, " ".join(report_in_words(report).split())
 
 
 def test_reports_of_requests_contain(said):
@@ -59,9 +57,10 @@ def test_reports_of_requests_contain(said):
 
 
 def test_reported_odds_are_the_attackers_rounded_up():
-    run, report, words = of()
+    report, words = of()
     for level, epsilon in report.epsilon_by_level.items():
-        same = run_at_level(run, level)
+        step = dataclasses.replace(STEP, clip_unit="record", privacy_unit=level)
+        same = jde.compose((step, 500))
         right = 50 + 50 * float(advantage(same, method="rdp"))
         found = 100 * float(
             true_positive_rate(same, false_positive_rate=0.01, method="rdp")
@@ -73,14 +72,14 @@ def test_reported_odds_are_the_attackers_rounded_up():
 
 
 def test_the_report_explains_why_a_record_costs_more_than_its_patient():
-    _, report, words = of()
+    report, words = of()
     levels: Any = report.epsilon_by_level
     assert levels["record"] > 10 * levels["patient"]
     assert "Why one record costs more than one patient" in words
     assert "The sampling above the clip unit `record` may be visible" in words
     assert "If a `record` leaves, it is replaced" in words
     # It is absent if a patient is clipped as one unit.
-    _, report, words = of("patient", "replace_one")
+    report, words = of("patient", "replace_one")
     levels = report.epsilon_by_level
     assert levels["record"] < levels["patient"] and "Why one" not in words
     assert "may be visible" not in words
@@ -90,8 +89,7 @@ def test_without_noise_the_report_says_that_nothing_is_hidden():
     step = jde.GaussianStep(
         jde.Poisson("record", sampling_probability=0.5), noise_multiplier=0.0
     )
-    run = single_run(step, 1)
-    words = report_in_words(jde.privacy_report(run, delta=1e-5), run)
+    words = report_in_words(jde.privacy_report(step, num_steps=1, delta=1e-5))
     assert "Epsilon is infinite" in words and "no 'record' is protected at all" in words
 
 

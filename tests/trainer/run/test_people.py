@@ -438,5 +438,5 @@ def test_zero_out_needs_stated_slots():
 def test_finer_levels_without_slots_have_no_epsilon():
     step = zeroed(privacy_unit="class")
     budget = plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=3)
-    levels = report_of_budget(budget, 3)[0].epsilon_by_level
+    levels = report_of_budget(budget, 3).epsilon_by_level
     assert isinstance(levels["class"], float) and isinstance(levels["example"], str)

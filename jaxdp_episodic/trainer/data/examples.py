@@ -99,9 +99,9 @@ def _of_arrays(
 ) -> Examples:
     """Returns the examples of an npz file: layout of `load_npz`, labels optional."""
     arrays = read_arrays(path, max_bytes=MAX_BYTES)
-    is_images, values = user_files.images_or_features(path, arrays)
-    name, is_grey = "images" if is_images else "features", shape[-1:] == (1,)
-    kinds = [shape, shape[:-1]] if is_images and is_grey else [shape]
+    name, values = user_files.images_or_features(path, arrays)
+    is_images = name == "images"
+    kinds = [shape, shape[:-1]] if is_images and shape[-1:] == (1,) else [shape]
     axes = next((n for n in (1, 2) if values.shape[n:] in kinds and values.size), 0)
     if not axes:
         raise ValueError(
@@ -146,30 +146,21 @@ def _of_table(
     there = user_files.names_of_columns(path)
     unit, target = str(groups[-1]), source.get("target")
     others = [name for name in (unit, target) if name in there]
-    is_csv = path.suffix.lower() == ".csv"
-    wanted = [*features, *others] if is_csv else others
-    columns, first = user_files.columns_of(path, wanted, max_bytes=MAX_BYTES)
-    if is_csv:
-        numbers = [
-            user_files.numbers_of(columns[name], name, path, first) for name in features
-        ]
-        values = np.stack(numbers, axis=1).astype(np.float32)
-    else:
-        parts, size = [], 0
-        for part in user_files.number_columns(path, features)[1]():
-            parts.append(part)
-            if (size := size + part.nbytes) > MAX_BYTES:
-                raise ValueError(f"{path} must hold at most {MAX_BYTES} bytes")
-        values = np.concatenate(parts)
+    cells = user_files.columns_of(path, others, features, max_bytes=MAX_BYTES)
+    width, read = user_files.number_columns(path, features, cells)
+    if (width,) != shape:
+        raise ValueError(f"{path} must give examples of shape {shape}")
+    parts, size = [], 0
+    for part in read():
+        parts.append(part)
+        if (size := size + part.nbytes) > MAX_BYTES:
+            raise ValueError(f"{path} must hold at most {MAX_BYTES} bytes")
+    values = np.concatenate(parts)
     if not len(values):
         raise ValueError(f"{path} must have at least one record, has none")
     targets = units = None
     if isinstance(target, str) and target in others:
-        found = user_files.numbers_of(columns[target], target, path, first)
-        targets = found.astype(np.float32)
+        targets = user_files.numbers_of(cells[target], target, path).astype(np.float32)
     if unit in others:
-        units = user_files.ids_of(columns[unit], unit, path, first)
-    names = [str(record + 1) for record in range(len(values))]
-    if values.shape[1:] != shape:
-        raise ValueError(f"{path} must give examples of shape {shape}")
-    return Examples(names, values, units, targets)
+        units = user_files.ids_of(cells[unit], unit, path)
+    return Examples(list(map(str, range(1, len(values) + 1))), values, units, targets)

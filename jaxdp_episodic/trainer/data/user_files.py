@@ -6,7 +6,7 @@ import functools
 import io
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +28,11 @@ _BATCH_BYTES = 2**26  # largest memory of a batch
 _BATCH_IMAGES = 256  # most images read at a time
 _BATCH_ROWS = 2**16  # most rows of numbers or ids read at a time
 _FLOAT = np.dtype(np.float32)
+_IMAGES = "images"  # array of an npz file
+_Values = tuple[
+    np.dtype, tuple[int, ...], str | None, Callable[[np.ndarray], Iterable[np.ndarray]]
+]
+"""The last fields of `Records`: type and shape of the values, and how to read them."""
 
 
 # --- npz ---
@@ -86,23 +91,22 @@ def npz_records(
 ) -> Records:
     """Returns the records of an npz file; see `load_npz`."""
     arrays = read_arrays(path, max_bytes=max_bytes)
-    is_images, values = images_or_features(path, arrays)
-    name = "images" if is_images else "features"
-    axes, shape = 1 if "labels" in arrays else 2, values.shape
-    what = f"{name} in {path}"
-    if len(shape) < axes + (1 + is_images if axes == 2 else 0):
+    name, values = images_or_features(path, arrays)
+    is_images, what = name == _IMAGES, f"{name} in {path}"
+    # Labels of records, or of classes, which are numbered if they have no ids.
+    by, axes = ("labels", 1) if "labels" in arrays else ("classes", 2)
+    if values.ndim < axes + (1 + is_images if axes == 2 else 0):
         raise ValueError(
             f"{name} must be [class, example, ...], or come with an array labels (the "
-            f"class of each record); got shape {shape} without labels"
+            f"class of each record); got shape {values.shape} without labels"
         )
     if not values.size:
-        raise ValueError(f"{what} must not be empty, got {shape}")
+        raise ValueError(f"{what} must not be empty, got {values.shape}")
     if values.dtype.kind not in "biuf":
         raise TypeError(f"{what} must be numbers, got {values.dtype}")
-    grid, public = shape[:axes], None
-    labels: Any = arrays.get("classes", np.arange(grid[0]))
+    grid, public = values.shape[:axes], None
     if axes == 1:
-        labels, public = arrays["labels"], arrays.get("classes")
+        public = arrays.get("classes")
         if public is not None and (levels or split is not None):
             raise ValueError(
                 f"classes next to labels in {path} is a public list, which requires "
@@ -111,49 +115,48 @@ def npz_records(
     for wanted in (*levels, None if split is None else "split", owner):
         if wanted is not None and wanted not in arrays:
             raise ValueError(f"{path} must hold {wanted}, has {list(arrays)}")
+    arrays.setdefault("classes", np.arange(grid[0]))
     number = math.prod(grid)
-    values = values.reshape(number, *shape[axes:])
-    item = (scaled_images(values[:0]) if is_images else values).shape[1:]
+
+    def column(name: str) -> np.ndarray:
+        return _one_a_record(name, arrays[name], grid, path)
+
     kept: Any = slice(None)
     if split is not None:
-        kept = _one_a_record("split", arrays["split"], grid, path) == split
+        kept = column("split") == split
         if not kept.any():
             raise ValueError(f"split must be one that {path} has, got {split!r}")
-    units = {one: _one_a_record(one, arrays[one], grid, path)[kept] for one in levels}
-    units["class"] = _one_a_record(
-        "labels" if axes == 1 else "classes", labels, grid, path
-    )[kept]
-    owners = targets = None
+    owners = None
     if owner is not None:
-        ids = _one_a_record(owner, arrays[owner], grid, path)
-        owners = Owners.from_ids(ids, name=f"{owner} in {path}").take(kept)
-    if "targets" in arrays:
-        targets = _one_a_record("targets", arrays["targets"], grid, path)[kept]
+        owners = Owners.from_ids(column(owner), name=f"{owner} in {path}").take(kept)
     numbers = ExampleTable.from_records(
         np.arange(number)[kept],
-        targets,
-        units=units,
+        column("targets")[kept] if "targets" in arrays else None,
+        units={n: column(n)[kept] for n in levels} | {"class": column(by)[kept]},
         public_units=None if public is None else public.reshape(-1).tolist(),
         owners=owners,
     )
-    whole = _to_keep(values.reshape(number, *item), 0, is_images, what)
+    values = values.reshape(number, *values.shape[axes:])
+    if is_images:
+        values = values.reshape(number, *scaled_images(values[:0]).shape[1:])
+    whole = _to_keep(values, 0, is_images, what)
     encoding = UNIT if is_images and values.dtype.kind != "f" else None
     read = functools.partial(only, parts=[whole])
-    return Records(numbers, whole.dtype, item, encoding, read)
+    return Records(numbers, whole.dtype, whole.shape[1:], encoding, read)
 
 
 def images_or_features(
     path: Path, arrays: Mapping[str, np.ndarray]
-) -> tuple[bool, np.ndarray]:
-    """Returns whether the arrays hold images (not features), and that array."""
-    given = [name for name in ("images", "features") if name in arrays]
+) -> tuple[str, np.ndarray]:
+    """Returns the name of the inputs, "images" or "features", and their array."""
+    given = [name for name in (_IMAGES, "features") if name in arrays]
     if len(given) != 1:
         shapes = {name: array.shape for name, array in arrays.items()}
         raise ValueError(
             f"{path} must contain labels and either images or features, has {shapes}; "
             "rename them: np.savez(FILE, images=..., labels=...)"
         )
-    return given[0] == "images", arrays[given[0]]
+    return given[0], arrays[given[0]]
 
 
 def refuse_unnamed(path: Path) -> None:
@@ -245,6 +248,35 @@ def load_table(
         that is not a finite number, a file that is too large, or one whose first line
         is a record; the message says where.
     """
+    found = table_records(
+        Path(path),
+        groups=groups,
+        features=features,
+        target=target,
+        label=label,
+        public_units=public_units,
+        owner=owner,
+        max_bytes=max_bytes,
+    )
+    return found.table(max_bytes)
+
+
+def table_records(
+    path: Path,
+    *,
+    groups: Sequence[str] = (),
+    features: Sequence[str] = (),
+    images: str | None = None,
+    target: str | None = None,
+    label: str | None = None,
+    public_units: Sequence[Any] | None = None,
+    owner: str | None = None,
+    shape: Sequence[int] = (),
+    size: int | None = None,
+    grey: bool = False,
+    max_bytes: int = 2**63,
+) -> Records:
+    """Returns the records of a CSV or Parquet file; see `load_table`."""
     if label is not None:
         if groups or target is not None:
             raise ValueError(
@@ -255,145 +287,105 @@ def load_table(
     for name, columns in (("groups", groups), ("features", features)):
         if isinstance(columns, str):
             raise TypeError(f"{name} must be a list of column names, got {columns!r}")
-        if not columns:
-            what = "groups or label" if name == "groups" else name
-            raise ValueError(f"{what} must name at least one column, got none")
-    if "example" in groups and label is None:
-        raise ValueError(
-            "groups must not name a column 'example', which is the level of the "
-            f"records themselves, got {list(groups)}; rename the column"
-        )
-    found = table_records(
-        Path(path),
-        groups=groups,
-        features=features,
-        target=target,
-        public_units=public_units,
-        owner=owner,
-        class_level=label is not None,
-        max_bytes=max_bytes,
-    )
-    return found.table(max_bytes)
-
-
-def table_records(
-    path: Path,
-    *,
-    groups: Sequence[str],
-    features: Sequence[str] = (),
-    images: str | None = None,
-    target: str | None = None,
-    public_units: Sequence[Any] | None = None,
-    owner: str | None = None,
-    shape: Sequence[int] = (),
-    size: int | None = None,
-    grey: bool = False,
-    class_level: bool = False,
-    max_bytes: int = 2**63,
-) -> Records:
-    """Returns the records of a CSV or Parquet file; see `load_table`."""
     if bool(features) == (images is not None):
         said = "a table needs either features (columns of numbers) or images"
         got = f"got features={list(features)} and images={images!r}"
         raise ValueError(f"{said} (one column), {got}")
     small = [*groups, *(name for name in (target, owner) if name is not None)]
     if not groups or len({*small, *features}) < len(small) + len(features):
-        said = "groups must name columns, and every column may be used only once"
-        raise ValueError(f"{said}, got {[*groups, *features, *small[len(groups) :]]}")
-    is_csv = path.suffix.lower() == ".csv"
-    wanted = [*small, *features] if is_csv else small
-    cells, first = columns_of(path, wanted, max_bytes=max_bytes)
+        raise ValueError(
+            "groups must name columns (or label: at least one column), and every "
+            "column may be used only once, got "
+            f"{[*groups, *features, *small[len(groups) :]]}"
+        )
+    if "example" in groups and label is None:
+        raise ValueError(
+            "groups must not name a column 'example', which is the level of the "
+            f"records themselves, got {list(groups)}; rename the column"
+        )
+    cells = columns_of(path, small, features, max_bytes=max_bytes)
     number = len(cells[groups[0]])
     if not number:
         raise ValueError(f"{path} must have at least one record, has none")
-    if is_csv:
-        ids = {name: cells[name] for name in (*groups, owner) if name is not None}
+    if _is_csv(path):
+        ids = {name: cells[name] for name in small if name != target}
         refuse_ids_as_names(path, names_of_columns(path), ids)
-        numbers = [numbers_of(cells[name], name, path, first) for name in features]
-        made = [np.stack(numbers, axis=1).astype(_FLOAT)]
-        item, dtype, encoding = (len(features),), _FLOAT, None
-        read: Callable[[np.ndarray], Iterator[np.ndarray]] = functools.partial(
-            only, parts=made
-        )
-    elif images is None:
-        length, parts = number_columns(path, features)
-        item, dtype, encoding = (length,), _FLOAT, None
-        read = lambda wanted: only(wanted, parts())  # noqa: E731
+    if images is None:
+        length, parts = number_columns(path, features, cells)
+        how = _FLOAT, (length,), None, lambda wanted: only(wanted, parts())
     else:
-        item, dtype, encoding, read = _image_column(
-            path, images, tuple(shape), size, grey
-        )
+        how = _image_column(path, images, tuple(shape), size, grey)
     units = {
-        CLASS if class_level else name: ids_of(cells[name], name, path, first)
+        name if label is None else CLASS: ids_of(cells[name], name, path)
         for name in groups
     }
     public = None if not public_units else list(public_units)
-    if public and not is_csv and units[next(iter(units))].dtype.kind in "iu":
+    if public and not _is_csv(path) and next(iter(units.values())).dtype.kind in "iu":
         public = [int(one) for one in public]
     owners = None
     if owner is not None:
-        try:
-            owners = Owners.from_ids(
-                cells[owner],
-                name=repr(owner),
-                where=lambda place: f"record {place + 1} (row {place + first})",
-            )
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{error} (of {path})") from None
-    return Records(
-        ExampleTable.from_records(
-            np.arange(number),
-            None if target is None else numbers_of(cells[target], target, path, first),
-            units=units,
-            public_units=public,
-            owners=owners,
-        ),
-        dtype,
-        item,
-        encoding,
-        read,
+        where = functools.partial(_place, path)
+        with _validation.prefixed(path):
+            owners = Owners.from_ids(cells[owner], name=repr(owner), where=where)
+    table = ExampleTable.from_records(
+        np.arange(number),
+        None if target is None else numbers_of(cells[target], target, path),
+        units=units,
+        public_units=public,
+        owners=owners,
     )
+    return Records(table, *how)
 
 
 def number_columns(
-    path: Path, features: Sequence[str]
-) -> tuple[int, Callable[[], Iterator[np.ndarray]]]:
-    """Returns how many numbers these columns of a Parquet file have, and their reader.
+    path: Path, features: Sequence[str], cells: Mapping[str, Sequence[Any]]
+) -> tuple[int, Callable[[], Iterable[np.ndarray]]]:
+    """Returns how many numbers these columns have, and their reader.
 
-    It yields (n, numbers) float32; the lists of a column are side by side.
+    It yields (n, numbers) float32; the lists of a column are side by side. ``cells``
+    are those of `columns_of`.
     """
+    if _is_csv(path):
+        numbers = [numbers_of(cells[name], name, path) for name in features]
+        values = np.stack(numbers, axis=1).astype(_FLOAT)
+        return len(features), lambda: [values]
     first = next(parquet_file.parquet_arrays(path, features, rows=1), None)
     if first is None:
         raise ValueError(f"{path} must have at least one record, has none")
-    widths = [column.size for column in first]
-    # Arrow takes about 16 bytes per list item that it decodes.
-    rows = max(min(_BATCH_ROWS, _BATCH_BYTES // (16 * max(sum(widths), 1))), 1)
+    widths = [0 if column.ndim > 2 else column.size for column in first]
 
     def parts() -> Iterator[np.ndarray]:
-        before = 0
-        for columns in parquet_file.parquet_arrays(path, features, rows=rows):
-            numbers = []
-            for name, column, width in zip(features, columns, widths, strict=True):
-                if column.ndim > 2 or column.size != len(column) * width or not width:
-                    raise ValueError(
-                        f"{path}: column {name!r} must hold numbers, or lists of "
-                        f"numbers of one length, has {column.shape[1:]} in a record "
-                        f"and {width} in the first"
-                    )
-                values = numbers_of(column, name, path, before + 1, before)
-                numbers.append(values.reshape(len(column), width))
+        for before, columns in _lists(path, features, widths):
+            named = zip(features, columns, strict=True)
+            numbers = [numbers_of(one, name, path, before) for name, one in named]
             yield np.concatenate(numbers, axis=1).astype(_FLOAT)
-            before += len(columns[0])
 
     return sum(widths), parts
 
 
+def _lists(
+    path: Path, names: Sequence[str], widths: Sequence[int]
+) -> Iterator[tuple[int, list[np.ndarray]]]:
+    """Yields columns (n, width) of a Parquet file, and the number of records before."""
+    # Arrow takes about 16 bytes per list item that it decodes.
+    rows = max(min(_BATCH_BYTES // (16 * max(sum(widths), 1)), _BATCH_ROWS), 1)
+    before = 0
+    for columns in parquet_file.parquet_arrays(path, names, rows=rows):
+        for name, column, width in zip(names, columns, widths, strict=True):
+            if column.size != len(column) * width or not width:
+                raise ValueError(
+                    f"column {name[:60]!r} of {path} must have {width} numbers per "
+                    "row, or lists of numbers of one length, has "
+                    f"{column.shape[1:]} in a record"
+                )
+        yield before, [column.reshape(len(column), -1) for column in columns]
+        before += len(columns[0])
+
+
 def _image_column(
     path: Path, name: str, shape: tuple[int, ...], size: int | None, grey: bool
-) -> tuple[
-    tuple[int, ...], np.dtype, str | None, Callable[[np.ndarray], Iterator[np.ndarray]]
-]:
-    """Returns the reader of a column of images: files, or lists of numbers."""
+) -> _Values:
+    """Returns the values of a column of files, or of lists of numbers."""
     if parquet_file.holds_files(path, name):
 
         def files() -> Iterator[_Cell]:
@@ -404,39 +396,25 @@ def _image_column(
                     yield _Cell(content, f"{name} in record {record} of {path}")
 
         item = next(decoded_parts(files(), size, grey)).shape[1:]
-        kind = item, np.dtype(np.uint8), UNIT
-        return *kind, lambda rows: only(rows, decoded_parts(files(), size, grey, item))
+        read = lambda rows: only(rows, decoded_parts(files(), size, grey, item))  # noqa: E731
+        return np.dtype(np.uint8), item, UNIT, read
     if not shape:
         said = f"shape must be given for the lists of numbers in column {name!r}"
         raise ValueError(f"{said} of {path}, for example 32 32 3")
     for side in shape:
         _validation.whole_number("shape", side)
-    length = math.prod(shape)
-    # Arrow takes about 16 bytes per list item that it decodes.
-    rows = max(min(_BATCH_BYTES // (16 * length), _BATCH_ROWS), 1)
-
-    def lists(rows: int = rows) -> Iterator[np.ndarray]:
-        for (column,) in parquet_file.parquet_arrays(path, [name], rows=rows):
-            if column.size != len(column) * length:
-                raise ValueError(
-                    f"column {name[:60]!r} of {path} must have {length} numbers per "
-                    f"row, has {column.size} in {len(column)} rows"
-                )
-            yield column.reshape(len(column), length)
-
-    probe = next(lists(1))
+    widths = [math.prod(shape)]
+    _, (probe,) = next(_lists(path, [name], widths))
     item = scaled_images(probe[:0].reshape(0, *shape)).shape[1:]
 
     def kept() -> Iterator[np.ndarray]:
-        first = 0
-        for part in lists():
-            images = part.reshape(len(part), *item)
-            yield _to_keep(images, first, True, f"{name} in {path}")
-            first += len(part)
+        for before, (column,) in _lists(path, [name], widths):
+            images = column.reshape(len(column), *item)
+            yield _to_keep(images, before, True, f"{name} in {path}")
 
     is_coded = probe.dtype.kind == "b" or probe.dtype == np.uint8
     dtype, scale = (np.dtype(np.uint8), UNIT) if is_coded else (_FLOAT, None)
-    return item, dtype, scale, lambda wanted: only(wanted, kept())
+    return dtype, item, scale, lambda wanted: only(wanted, kept())
 
 
 class _Cell(io.BytesIO):
@@ -450,49 +428,50 @@ class _Cell(io.BytesIO):
         return self._place
 
 
+def _is_csv(path: Path) -> bool:
+    return path.suffix.lower() == ".csv"
+
+
+def _place(path: Path, place: int) -> str:
+    """Returns the name of a record; the first one of a CSV file is in row 2."""
+    return f"record {place + 1} (row {place + 1 + _is_csv(path)}) of {path}"
+
+
 def columns_of(
-    file: Path, wanted: Sequence[str], *, max_bytes: int
-) -> tuple[dict[str, list[Any]], int]:
-    """Returns columns of a CSV or Parquet file, and the row of the first record."""
-    suffix = file.suffix.lower()
-    if suffix not in (".csv", ".parquet"):
-        raise ValueError(f"path must end in .csv or .parquet, got {str(file)!r}")
-    try:
-        if suffix == ".csv":  # the first record is in line 2
-            refuse_numbers_as_names(file, names_of_columns(file), wanted)
-            return read_csv_columns(file, wanted, max_bytes=max_bytes), 2
-        columns: dict[str, list[Any]] = {name: [] for name in wanted}
+    path: Path, small: Sequence[str], features: Sequence[str], *, max_bytes: int
+) -> dict[str, list[Any]]:
+    """Returns columns of a file; of features those of CSV only, which is read whole."""
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        raise ValueError(f"path must end in .csv or .parquet, got {str(path)!r}")
+    wanted = [*small, *features] if _is_csv(path) else list(small)
+    if _is_csv(path):
+        refuse_numbers_as_names(path, names_of_columns(path), wanted)
+    columns: dict[str, list[Any]] = {name: [] for name in wanted}
+    with _validation.prefixed(path):
+        if _is_csv(path):
+            return read_csv_columns(path, wanted, max_bytes=max_bytes)
         for names, cells in parquet_file.parquet_batches(
-            file, wanted, rows=_BATCH_ROWS, max_bytes=max_bytes
+            path, wanted, rows=_BATCH_ROWS, max_bytes=max_bytes
         ):
             for name, column in zip(names, cells, strict=True):
                 columns[name] += column
-        return columns, 1
-    except ValueError as error:
-        message = str(error)
-        raise ValueError(
-            message if message.startswith(str(file)) else f"{file}: {message}"
-        ) from None
+    return columns
 
 
-def names_of_columns(file: Path) -> list[str]:
+def names_of_columns(path: Path) -> list[str]:
     """Returns the column names of a CSV or Parquet file."""
-    if file.suffix.lower() == ".csv":
-        with _validation.prefixed(file):
-            _, cells = next(csv_lines(file), (1, []))
+    if _is_csv(path):
+        with _validation.prefixed(path):
+            _, cells = next(csv_lines(path), (1, []))
         assert not isinstance(cells, ValueError)  # errors in line 1 are raised
         return cells
-    return list(parquet_file.parquet_columns(file))
+    return list(parquet_file.parquet_columns(path))
 
 
 def numbers_of(
-    cells: Sequence[Any] | np.ndarray,
-    name: str,
-    file: Path,
-    first: int,
-    before: int = 0,
+    cells: Sequence[Any] | np.ndarray, name: str, path: Path, before: int = 0
 ) -> np.ndarray:
-    """Returns the cells of a column as float64; names are for error messages."""
+    """Returns cells of a column as float64; ``before`` is the number of those above."""
     try:
         values = np.asarray(cells, np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -505,7 +484,7 @@ def numbers_of(
         cell = cell.item() if isinstance(cell, np.generic) else cell
         raise ValueError(
             f"{name!r} must be finite numbers, got {_validation.shown(cell)} in "
-            f"record {before + row + 1} (row {row + first}) of {file}"
+            f"{_place(path, before + row)}"
         )
     return values
 
@@ -517,18 +496,15 @@ def _number(cell: Any) -> float:
         return math.nan
 
 
-def ids_of(cells: Sequence[Any], name: str, file: Path, first: int = 1) -> np.ndarray:
-    """Returns the ids in a column; ``first`` is the row of the first record."""
-    for row, cell in enumerate(cells):
+def ids_of(cells: Sequence[Any], name: str, path: Path) -> np.ndarray:
+    """Returns the ids in a column."""
+    for place, cell in enumerate(cells):
         if cell is None or cell == "":
             raise ValueError(
-                f"{name!r} must be an id, got nothing in record {row + 1} "
-                f"(row {row + first}) of {file}"
+                f"{name!r} must be an id, got nothing in {_place(path, place)}"
             )
-    try:
+    with _validation.prefixed(path):
         return id_array(name, cells)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{error} (of {file})") from None
 
 
 # --- Does the first line of a CSV file name its columns, or is it a record? ---

@@ -44,21 +44,16 @@ class ExampleTable:
 
     def __post_init__(self) -> None:
         number = self.population.num_units(self.population.num_levels)
-        if len(self.features) != number:
-            raise ValueError(
-                f"features must have one row for each of the {number} examples of the "
-                f"population, got {len(self.features)}"
-            )
-        if self.targets is not None and self.targets.shape != (number,):
+        for name in ("features", "targets", "owners", "originals"):
+            one = getattr(self, name)
+            if one is not None and len(one) != number:
+                raise ValueError(
+                    f"{name} must be those of the {number} examples, got {len(one)}"
+                )
+        if self.targets is not None and self.targets.ndim > 1:
             raise ValueError(
                 f"targets must have shape ({number},), got {self.targets.shape}"
             )
-        for name in ("owners", "originals"):
-            codes = getattr(self, name)
-            if codes is not None and len(codes) != number:
-                raise ValueError(
-                    f"{name} must be those of the {number} examples, got {len(codes)}"
-                )
         if self.owners is not None and self.originals is not None:
             if not _is_constant(self.owners.codes, self.originals.codes):
                 raise ValueError("owners must be the same of all copies of an example")
@@ -123,7 +118,9 @@ class ExampleTable:
                 f"all columns must have the same length, at least 1, got {lengths}"
             )
         tree = Population.from_ids(**columns, **{example_level: None})
-        order = _tree_order(tree, columns)
+        # Depth first, and within a unit in the order of the records. An id has one
+        # parent, and units are sorted by id within theirs.
+        order = np.lexsort([*columns.values()][::-1])
         if public_units is not None:
             if len(columns) != 1:
                 raise ValueError(
@@ -171,8 +168,7 @@ class ExampleTable:
     @functools.cached_property
     def class_places(self) -> np.ndarray:
         """(R,) int64: index of the unit above each example among all such units."""
-        sizes = self.population.children_counts[-1]
-        return np.repeat(np.arange(len(sizes)), sizes)
+        return self.places(self.population.num_levels - 1)
 
     def with_features(self, features: Any, targets: Any = None) -> ExampleTable:
         """Returns the table with other features, and targets if given."""
@@ -187,32 +183,28 @@ class ExampleTable:
         """
         if np.any(np.diff(rows) < 0):
             raise ValueError("rows must be in ascending order")
-        *above, last = self.population.children_counts
-        sizes = np.bincount(self.class_places[rows], minlength=len(last))
-        ids = (self.population.unit_ids or ())[: len(above)]
-        return self._of_rows(rows, (*above, sizes), ids)
+        return self._part(rows)
 
     def of_classes(self, kept: np.ndarray) -> ExampleTable:
         """Returns the table of the units directly above examples where ``kept`` (C,).
 
         Empty ones are kept if marked, and all units above them.
         """
-        *above, sizes = self.population.children_counts
-        parents = np.repeat(np.arange(len(above[-1])), above[-1])
-        above[-1] = np.bincount(parents[kept], minlength=len(above[-1]))
-        *higher, last = (self.population.unit_ids or ())[: len(above)] or (None,)
-        ids = () if last is None else (*higher, last[kept])
-        rows = np.flatnonzero(kept[self.class_places])
-        return self._of_rows(rows, (*above, sizes[kept]), ids)
+        return self._part(np.flatnonzero(kept[self.class_places]), kept)
 
-    def _of_rows(
-        self, rows: np.ndarray, counts: tuple[np.ndarray, ...], ids: Sequence[Any]
-    ) -> ExampleTable:
-        """Returns the table of some examples in another tree."""
+    def _part(self, rows: np.ndarray, kept: np.ndarray | None = None) -> ExampleTable:
+        """Returns the table of some rows; of the classes, only of those ``kept``."""
+        *above, last = self.population.children_counts
+        sizes = np.bincount(self.class_places[rows], minlength=len(last))
+        ids = list((self.population.unit_ids or ())[: len(above)])
+        if kept is not None:
+            parents = np.repeat(np.arange(len(above[-1])), above[-1])
+            above[-1] = np.bincount(parents[kept], minlength=len(above[-1]))
+            sizes, ids[-1:] = sizes[kept], [one[kept] for one in ids[-1:]]
         return ExampleTable(
             self.features[rows],
             None if self.targets is None else self.targets[rows],
-            Population(counts, self.level_names, tuple(ids) or None),
+            Population((*above, sizes), self.level_names, tuple(ids) or None),
             None if self.owners is None else self.owners.take(rows),
             self.has_public_units,
             None if self.originals is None else self.originals.take(rows),
@@ -336,17 +328,6 @@ def unit_labels(tree: Population, level: int, bottom: int) -> np.ndarray:
     for below in tree.children_counts[level:bottom]:
         labels = np.repeat(labels, below)
     return np.asarray(labels)
-
-
-def _tree_order(tree: Population, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Returns the depth-first order of the records; stable within a unit."""
-    parent = np.zeros(len(next(iter(columns.values()))), np.int64)
-    for ids, column in zip(tree.unit_ids or (), columns.values(), strict=True):
-        values, inverse = np.unique(column, return_inverse=True)
-        index = np.empty(len(values), np.int64)
-        index[np.searchsorted(values, ids)] = np.arange(len(ids))
-        parent = index[inverse]
-    return np.argsort(parent, kind="stable")
 
 
 def _with_empty_units(tree: Population, public: Sequence[Any]) -> Population:

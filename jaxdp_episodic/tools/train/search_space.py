@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
 
@@ -111,10 +111,6 @@ Distribution = Choice | Integers | Uniform | LogUniform
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SearchSettings(fields.CheckedSpec):
     """The target of a search, its number of runs, and the score that decides."""
-
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "trials": (tuning.NegativeBinomialTrials, tuning.PoissonTrials)
-    }
 
     delta: Annotated[float, fields.within(0.0, 1.0, "()")]  # of the whole search
     trials: tuning.Trials  # the distribution of the number of runs

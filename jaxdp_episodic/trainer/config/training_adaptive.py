@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.schemes import Scheme
-from jaxdp_episodic.accountant.describe.step import GaussianStep, Sampling
+from jaxdp_episodic.accountant.describe.step import Sampling
 from jaxdp_episodic.trainer.config.training_start import Share
 from jaxdp_episodic.trainer.data.fields import (
     CheckedSpec,
@@ -152,10 +152,6 @@ class SpendRest(CheckedSpec):
         return _if_left(released, self.rest)
 
 
-RULES = (StopWhenStalled, NextWhenStalled, SpendRest)
-"""The rules that a config can name."""
-
-
 def _stalls(released: Released, rule: Any) -> int:
     """How often the scores have stalled; after a stall comparison begins again."""
     stalls = worse = 0
@@ -205,10 +201,6 @@ _TRAINED_ON = ("train", "all")
 class CheckConfig(CheckedSpec):
     """Noisy scores on private held-out tasks; see `PrivateValidation`."""
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "sampling": GaussianStep.nested_specs["sampling"]
-    }
-
     # draws episodes from the held-out data; its sizes are public
     sampling: Sampling | Scheme
     number: Annotated[int, whole(1, _MOST_CHECKS)]  # most scores in the run
@@ -255,13 +247,8 @@ class AdaptiveConfig(CheckedSpec):
     then the step's own, or that of ``num_steps`` steps at the target.
     """
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "rule": RULES,
-        "options": (OptionConfig,),
-        "check": (CheckConfig,),
-    }
-
-    rule: Any = None  # one of `RULES`; None: a function given to `run_training`
+    # None: a function given to `run_training`
+    rule: StopWhenStalled | NextWhenStalled | SpendRest | None = None
     # kinds of steps by name
     options: Mapping[str, OptionConfig] = field(default_factory=dict)
     check: CheckConfig | None = None  # noisy scores for the rule, if any
@@ -292,11 +279,6 @@ class AdaptiveConfig(CheckedSpec):
                 "only_lower is for options with prices, whose cost depends on their "
                 "order; with quotas it does not"
             )
-        for part, classes in (("rule", RULES), ("check", (CheckConfig,))):
-            value = getattr(self, part)
-            if value is not None and not isinstance(value, classes):
-                shown = _validation.shown(value)
-                raise TypeError(f"{part} must be a table, got {shown}")
         known = [*options, *([CHECK] if self.check is not None else [])]
         rule, named = self.rule, ()
         if isinstance(rule, StopWhenStalled):

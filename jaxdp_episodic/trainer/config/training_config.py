@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.bands import Bands
@@ -50,7 +50,7 @@ from jaxdp_episodic.trainer.data.fields import (
     within,
 )
 from jaxdp_episodic.trainer.data.people import Truncation, truncated
-from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource, Stored
+from jaxdp_episodic.trainer.data.sources import DataSource, Stored
 from jaxdp_episodic.trainer.data.splits import (
     TRAIN,
     rows_held_out,
@@ -58,10 +58,6 @@ from jaxdp_episodic.trainer.data.splits import (
     without_rows,
 )
 from jaxdp_episodic.trainer.data.table import ExampleTable
-
-# Parts that a config may leave out.
-_OPTIONAL = ("evaluation", "start", "model", "people", "clipping", "adaptive")
-
 
 _noise = functools.partial(_validation.float32_number, zero=True)
 
@@ -76,10 +72,6 @@ class StepConfig(CheckedSpec):
     ``add_remove`` the noise then depends on private sizes, and a release leaves out all
     that was computed from them.
     """
-
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "sampling": GaussianStep.nested_specs["sampling"]
-    }
 
     sampling: Sampling | Scheme  # as of `GaussianStep`
     # None if it is calibrated
@@ -189,20 +181,6 @@ class TrainingConfig(CheckedSpec):
       adaptive: what an adaptive run may choose; None: the run has a fixed plan.
     """
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "data": SOURCES,
-        "step": (StepConfig,),
-        "people": (parts.PeopleConfig,),
-        "learner": (parts.LearnerConfig,),
-        "model": (parts.ModelConfig,),
-        "features": (parts.FeaturesConfig,),
-        "start": (StartConfig,),
-        "optimizer": (parts.OptimizerConfig,),
-        "clipping": (parts.ClippingConfig,),
-        "evaluation": (parts.EvaluationConfig,),
-        "adaptive": (AdaptiveConfig,),
-    }
-
     data: DataSource
     step: StepConfig
     epsilon: Annotated[float, within(0.0, math.inf, "(]", rule="be > 0")]
@@ -226,12 +204,6 @@ class TrainingConfig(CheckedSpec):
 
     def check_values(self) -> None:
         """Refuses parts that do not fit together, and fills in dependent defaults."""
-        for name, classes in self.nested_specs.items():
-            part = getattr(self, name)
-            if not (part is None and name in _OPTIONAL or isinstance(part, classes)):
-                names = " or ".join(cls.__name__ for cls in classes)
-                shown = _validation.shown(part)
-                raise TypeError(f"{name} must be a {names}, got {shown}")
         kind, clipping = self.learner.kind, self.clipping
         if kind in parts.CLOSED_FORM and self.start is None:
             set_fields(self, start=StartConfig(kind=kind))

@@ -1,15 +1,15 @@
 """Specs whose fields are checked by their annotated types.
 
 The value of a field ``Annotated[type, check]`` is replaced by ``check(name, value)``,
-which raises for a bad value.
+which raises for a bad value. A field of a spec's type must be such a spec.
 """
 
 from __future__ import annotations
 
 import functools
 import typing
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import Spec
@@ -17,27 +17,55 @@ from jaxdp_episodic.accountant.describe.spec import Spec
 Check = Callable[[str, Any], Any]
 
 
+class _NestedSpecs:
+    """`Spec.nested_specs` of a class, from its annotations."""
+
+    def __get__(self, spec: Any, cls: type) -> dict[str, tuple[type, ...]]:
+        return {
+            name: field.specs for name, field in _fields(cls).items() if field.specs
+        }
+
+
 class CheckedSpec(Spec):
     """Base of specs checked by their field types; `check_values` runs afterwards."""
 
+    nested_specs: ClassVar[Any] = _NestedSpecs()
+
     def __post_init__(self) -> None:
-        for name, (check, is_optional) in _checks(type(self)).items():
+        for name, field in _fields(type(self)).items():
             value = getattr(self, name)
-            if value is not None or not is_optional:
-                object.__setattr__(self, name, check(name, value))
+            if value is None and field.is_optional:
+                continue
+            if field.check is not None:
+                set_fields(self, **{name: field.check(name, value)})
+            elif not field.is_mapping:
+                kinds = " or ".join(cls.__name__ for cls in field.specs)
+                _validation.instance(name, value, field.specs, f"a {kinds}")
         self.check_values()
 
 
+class _Field(NamedTuple):
+    """What an annotation says about a field."""
+
+    check: Check | None  # of an annotated type
+    specs: tuple[type, ...]  # what it may be otherwise
+    is_optional: bool  # may be None
+    is_mapping: bool  # of names to specs
+
+
 @functools.cache
-def _checks(cls: type) -> dict[str, tuple[Check, bool]]:
-    """Returns, for each annotated field, its check and whether it may be None."""
+def _fields(cls: type) -> dict[str, _Field]:
+    """Returns the fields with a check or of specs; see `CheckedSpec`."""
     found = {}
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():
         options = (hint, *typing.get_args(hint))
-        for one in options:
-            if checks := getattr(one, "__metadata__", ()):
-                found[name] = checks[0], type(None) in options
-                break
+        marked = [one for one in options if hasattr(one, "__metadata__")]
+        check = marked[0].__metadata__[0] if marked else None
+        kinds = [one for one in options if isinstance(one, type) and not check]
+        specs = tuple(one for one in kinds if issubclass(one, Spec))
+        if check or specs:
+            is_mapping = typing.get_origin(hint) is Mapping
+            found[name] = _Field(check, specs, type(None) in options, is_mapping)
     return found
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
-from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.trainer.data.fields import CheckedSpec, Natural
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable, unit_labels
 
@@ -22,7 +21,7 @@ _SALT = "jaxdp-episodic people 1"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Truncation(Spec):
+class Truncation(CheckedSpec):
     """What truncation to the bounds left out; recorded in the ledger.
 
     These counts describe private data and must not be published: under ``add_remove``
@@ -36,19 +35,11 @@ class Truncation(Spec):
       examples_dropped: number of examples dropped, over all people.
     """
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {"bounds": (PersonBounds,)}
-
     bounds: PersonBounds
-    people: int
-    people_cut: int
-    examples_kept: int
-    examples_dropped: int
-
-    def __post_init__(self) -> None:
-        numbers = ("people", "people_cut", "examples_kept", "examples_dropped")
-        for name in numbers:
-            value = _validation.whole_number(name, getattr(self, name), minimum=0)
-            object.__setattr__(self, name, value)
+    people: Natural
+    people_cut: Natural
+    examples_kept: Natural
+    examples_dropped: Natural
 
     def __str__(self) -> str:
         bounds = ", ".join(f"{name}={n}" for name, n in self.bounds.numbers.items())

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.trainer.data.fields import CheckedSpec, within
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
@@ -23,6 +24,8 @@ TEST = "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
 
 _SALT = "jaxdp-episodic split 1: "
+_Share = Annotated[float, within(0.0, 1.0, "[)")]
+_salt = functools.partial(_validation.instance, kinds=str, words="a string")
 
 
 def salted_fraction(salt: str, name: Any) -> float:
@@ -32,7 +35,7 @@ def salted_fraction(salt: str, name: Any) -> float:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ClassSplit(Spec):
+class ClassSplit(CheckedSpec):
     """Splits classes into train, validation and test by a keyed hash of their names.
 
     A class is the unit directly above the examples (for regression, a task). Its split
@@ -56,18 +59,12 @@ class ClassSplit(Spec):
       salt: key of the hash.
     """
 
-    validation: float = 0.0
-    test: float = 0.0
-    salt: str = ""
+    validation: _Share = 0.0
+    test: _Share = 0.0
+    salt: Annotated[str, _salt] = ""
 
-    def __post_init__(self) -> None:
-        for name in (VALIDATION, TEST):
-            share = _validation.real_array(name, getattr(self, name))
-            object.__setattr__(self, name, _validation.single(name, share))
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must lie in [0, 1), got {share}")
-        if not isinstance(self.salt, str):
-            raise TypeError(f"salt must be a string, got {self.salt!r}")
+    def check_values(self) -> None:
+        """Refuses shares that leave nothing for training."""
         if not self.validation + self.test < 1:
             raise ValueError(
                 "validation + test must be less than 1, so that some classes are left "

@@ -6,10 +6,11 @@ It uses no theorem of the accountant, so it finds wrong theorems, rates and samp
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,24 +90,25 @@ class ReleaseAudit(NamedTuple):
 
 
 def claimed_epsilons(
-    step: GaussianStep | ComposedSteps,
-    num_steps: int | None = None,
-    deltas: Sequence[float] = DELTAS,
+    step: AnyStep, num_steps: int | None = None, deltas: Sequence[float] = DELTAS
 ) -> np.ndarray:
     """Returns the exact epsilons of a run at these deltas (*upper bounds*)."""
     return np.asarray(epsilon(step, num_steps=num_steps, delta=list(deltas)))
 
 
-Game = tuple[Callable[..., Any], Callable[[Any, Any], Score]]
-"""``draw(number, score)`` returns scores with the unit and without (releases if
-``score`` is None); ``fit(with, without)`` returns a score by such releases.
-"""
+DrawScores = Callable[[int, Score | None], Sequence[Any]]
+"""Returns so many scores with the unit and without; releases if the score is None."""
 
 
 def _play(
-    games: Sequence[Game], claimed: Any, deltas: Any, num_draws: int, confidence: float
+    draws: Sequence[DrawScores],
+    fit: Callable[[Any, Any], Score],
+    claimed: Any,
+    deltas: Any,
+    num_draws: int,
+    confidence: float,
 ) -> ReleaseAudit:
-    """Chooses the game with the largest bounds in first draws; counts further draws."""
+    """Fits scores to first releases, chooses the best of ``draws``, and counts more."""
     levels = np.atleast_1d(_validation.open_unit_array("deltas", list(deltas)))
     claims = np.atleast_1d(_validation.nonnegative_array("claimed", list(claimed)))
     if claims.shape != levels.shape or claims.ndim != 1:
@@ -117,7 +119,7 @@ def _play(
     check_confidence(confidence)
     number = _validation.whole_number("num_draws", num_draws, minimum=100)
     choosing, found = int(CHOOSING_SHARE * number), []
-    for draw, fit in games:
+    for draw in draws:
         there, gone = draw(choosing, None)
         score = fit(there, gone)
         choice = score(there), score(gone)
@@ -205,7 +207,7 @@ def audit_release(
             direction = there.mean(axis=0) - gone.mean(axis=0)
         return lambda rows: rows @ direction
 
-    return _play([(draw, fit)], claimed, deltas, num_draws, confidence)
+    return _play([draw], fit, claimed, deltas, num_draws, confidence)
 
 
 class World(NamedTuple):
@@ -236,12 +238,8 @@ class World(NamedTuple):
         return sums
 
 
-class Part(NamedTuple):
-    """Equal steps of a run, in both worlds."""
-
-    worlds: tuple[World, World]  # with the unit, and without it
-    noise_multiplier: float  # > 0
-    num_steps: int = 1  # number of these steps
+Part = tuple[tuple[World, World], float, int]
+"""Equal steps of a run: both worlds, noise multiplier > 0, and number of steps."""
 
 
 def audit_mechanism(
@@ -289,18 +287,18 @@ def audit_mechanism(
       NotImplementedError: a step for which no table can be generated: give ``data``.
     """
     steps = _checked_parts(step, num_steps)
-    claimed = claimed_epsilons(cast("Any", step), num_steps, deltas)
+    claimed = claimed_epsilons(step, num_steps, deltas)
     if others is not None and not -1 <= others <= 1:
         raise ValueError(f"others must lie in [-1, 1], got {others!r}")
     drawn = [made_up(one) if data is None else (one, data) for one, _ in steps]
-    games, generator = [], np.random.default_rng(seed)
-    for value in _OTHERS if others is None else (others,):
-        parts = [
-            Part(worlds_of(*one, unit, value), _noise(one[0]), count)
+    games = [
+        [
+            (worlds_of(*one, unit, value), _noise(one[0]), count)
             for one, (_, count) in zip(drawn, steps, strict=True)
         ]
-        games.append(_game(parts, generator, on_draws))
-    return _play(games, claimed, deltas, num_draws, confidence)
+        for value in (_OTHERS if others is None else (others,))
+    ]
+    return _simulate(games, seed, on_draws, claimed, deltas, num_draws, confidence)
 
 
 def total_draws(num_draws: int) -> int:
@@ -330,41 +328,40 @@ def audit_worlds(
     if not noise_multiplier > 0:
         raise ValueError(f"noise_multiplier must be > 0, got {noise_multiplier!r}")
     count = _validation.whole_number("num_steps", num_steps)
-    parts = [Part((with_unit, without), noise_multiplier, count)]
-    game = _game(parts, np.random.default_rng(seed), on_draws)
-    return _play([game], claimed, deltas, num_draws, confidence)
+    games = [[((with_unit, without), noise_multiplier, count)]]
+    return _simulate(games, seed, on_draws, claimed, deltas, num_draws, confidence)
 
 
-def _game(
-    parts: Sequence[Part],
-    generator: np.random.Generator,
+def _simulate(
+    games: Sequence[Sequence[Part]],
+    seed: int,
     on_draws: Callable[[int], None] | None,
-) -> Game:
-    """Returns the game whose releases are each part's sums, and these with noise."""
+    *how: Any,
+) -> ReleaseAudit:
+    """Plays games whose releases are each part's sums, without noise and with it."""
+    generator = np.random.default_rng(seed)
 
-    def draw(number: int, score: Score | None) -> list[Any]:
+    def draw(parts: Sequence[Part], number: int, score: Score | None) -> list[Any]:
         sides: list[Any] = [[], []]
         for place, side in enumerate(sides):
-            for part in parts:
-                sums = part.worlds[place].runs(number, part.num_steps, generator)
-                sums /= part.noise_multiplier
+            for worlds, noise, count in parts:
+                sums = worlds[place].runs(number, count, generator) / noise
                 side.append((sums, sums + generator.normal(size=sums.shape)))
         if on_draws is not None:
             on_draws(2 * number)
         return sides if score is None else list(map(score, sides))
 
     def fit(there: Any, gone: Any) -> Score:
+        is_epoch = [w.sampler.steps_per_epoch is not None for (w, _), *_ in games[0]]
         ratios = [
-            likelihood_ratio(
-                a, b, is_joint=part.worlds[0].sampler.steps_per_epoch is not None
-            )
-            for part, (a, _), (b, _) in zip(parts, there, gone, strict=True)
+            likelihood_ratio(a, b, is_joint=joint)
+            for (a, _), (b, _), joint in zip(there, gone, is_epoch, strict=True)
         ]
         return lambda side: sum(
             ratio(noised) for ratio, (_, noised) in zip(ratios, side, strict=True)
         )
 
-    return draw, fit
+    return _play([functools.partial(draw, parts) for parts in games], fit, *how)
 
 
 def worlds_of(
@@ -418,7 +415,7 @@ def _leaves_the_list(step: GaussianStep, data: ExampleTable) -> bool:
     names = list(data.level_names)
     if step.privacy_unit in OWNED or step.privacy_unit == names[-1]:
         return False  # examples have no places that could stay
-    is_class = len(names) > 1 and step.privacy_unit == names[-2]
+    is_class = step.privacy_unit == names[-2]
     if step.neighboring_relation == "zero_out" and not is_class:
         raise NotImplementedError(
             "an audit under zero_out is for examples, people or the units that hold "
@@ -477,10 +474,8 @@ def made_up(step: GaussianStep) -> tuple[GaussianStep, ExampleTable]:
                 stated = dataclasses.replace(scheme, population=size)
                 design = design.with_scheme(stated)
         step = dataclasses.replace(step, sampling=design)
-    nested: Any = sizes[-1]
-    for size in reversed(sizes[:-1]):
-        nested = [nested] * size
-    table = _bare(Population.from_sizes(nested, level_names=names))
+    counts = (np.full(math.prod(sizes[:i]), n) for i, n in enumerate(sizes))
+    table = _bare(Population(tuple(counts), names))
     if step.privacy_unit not in OWNED:
         return step, table
     kind = "originals" if step.privacy_unit == ORIGINAL else "owners"

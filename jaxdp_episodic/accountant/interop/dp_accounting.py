@@ -26,6 +26,8 @@ from jaxdp_episodic.accountant.describe.step import (
     compose,
 )
 from jaxdp_episodic.accountant.interop.dp_event import (
+    FIELDS,
+    OURS,
     RELEASED_AS,
     EventNotCovered,
     nothing,
@@ -100,9 +102,12 @@ def _event(step: Any) -> Any:
     """Returns the event of one step."""
     if isinstance(step, GaussianStep):
         return _gaussian(step)
-    for name, (cls, fields) in RELEASED_AS.items():
+    for name, cls in RELEASED_AS.items():
         if isinstance(step, cls) and hasattr(dp_event, name):
-            given = {theirs: getattr(step, ours) for theirs, ours in fields.items()}
+            fields = FIELDS[name].split()
+            given = {
+                theirs: getattr(step, OURS.get(theirs, theirs)) for theirs in fields
+            }
             lists = {k: v.tolist() for k, v in given.items() if np.ndim(v)}
             event = getattr(dp_event, name)(**given | lists)
             if "sampling_probability" in fields:

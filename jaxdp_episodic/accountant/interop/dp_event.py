@@ -282,10 +282,12 @@ def _read(event: Any, relation: str, orders: np.ndarray | None = None) -> Any:
 
 def _released(event: Any, relation: str, **given: Any) -> Any:
     """Returns the release of an event; ``given`` replaces fields of the event."""
-    cls, fields = RELEASED_AS[kind(event)]
+    name = kind(event)
+    cls = RELEASED_AS[name]
     if cls.relations and relation not in cls.relations:
         raise _wrong_relation(event, relation, *cls.relations)
-    for theirs, ours in fields.items():
+    for theirs in FIELDS[name].split():
+        ours = OURS.get(theirs, theirs)
         one = ours in cls.numeric or ours in cls.singles
         value = number(event, theirs) if one else np.asarray(field(event, theirs))
         given.setdefault(ours, value)
@@ -407,7 +409,7 @@ def _poisson(event: Any, relation: str) -> OneStep:
         return _released(one, relation, sampling_probability=rate)
     if is_mixture:
         return _joint_mixture(event, parts, relation, rate)
-    if kinds <= _CLAIMS and is_one:
+    if is_one and {RELEASED_AS.get(k) for k in kinds} == {releases.ApproximateDP}:
         return _sampled_claim(rate, _read(one, relation), relation)
     raise _unsampled(event, parts, relation)
 
@@ -541,83 +543,63 @@ def _plus(a: Law, b: Law, event: Any) -> Law:
     return values[np.array(ends) - 1], np.add.reduceat(chance, starts)
 
 
-# --- The table ---
+# --- The tables ---
 
-
-def _pure(event: Any, relation: str) -> OneStep:
-    """An upper bound for any epsilon-DP mechanism."""
-    del relation
-    return releases.ApproximateDP(nonnegative(event, "epsilon"))
-
-
-# Events that are covered, their fields, and the function or class that reads them. A
-# row with a class serves both directions; "theirs=ours" gives a field's other name.
-_ROWS: tuple[tuple[str, str, Any], ...] = (
-    ("NoOpDpEvent", "", None),
-    ("ComposedDpEvent", "events", None),
-    ("SelfComposedDpEvent", "event count", None),
-    ("RepeatAndSelectDpEvent", "event mean shape", None),
-    ("NonPrivateDpEvent", "", lambda e, r: _sampled_gaussian(1.0, 0.0, r)),
-    (
-        "GaussianDpEvent",
-        "noise_multiplier",
-        lambda e, r: _sampled_gaussian(1.0, nonnegative(e, "noise_multiplier"), r),
-    ),
-    ("DiscreteGaussianDpEvent", "sigma sensitivity dimension", _discrete_gaussian),
-    ("ExponentialMechanismDpEvent", "epsilon", _pure),
-    ("PermuteAndFlipDpEvent", "epsilon", _pure),
-    ("SingleEpochTreeAggregationDpEvent", "noise_multiplier step_counts", _tree),
-    ("PoissonSampledDpEvent", "sampling_probability event", _poisson),
-    (
-        "SampledWithReplacementDpEvent",
-        "source_dataset_size sample_size event",
-        _fixed_size,
-    ),
-    (
-        "SampledWithoutReplacementDpEvent",
-        "source_dataset_size sample_size event",
-        _fixed_size,
-    ),
-    ("RandomAllocationDpEvent", "event num_selected num_steps", _random_allocation),
-    ("LaplaceDpEvent", "noise_multiplier", releases.LaplaceRelease),
-    (
-        "DiscreteLaplaceDpEvent",
-        "noise_parameter sensitivity",
-        releases.DiscreteLaplaceRelease,
-    ),
-    (
-        "RandomizedResponseDpEvent",
-        "noise_parameter num_buckets",
-        releases.RandomizedResponse,
-    ),
-    (
-        "MixtureOfGaussiansDpEvent",
-        "standard_deviation sensitivities sampling_probs=probabilities",
-        releases.GaussianMixtureRelease,
-    ),
-    ("ZCDpEvent", "rho xi", releases.ZeroConcentratedDP),
-    ("EpsilonDeltaDpEvent", "epsilon delta", releases.ApproximateDP),
-    (
-        "TruncatedSubsampledGaussianDpEvent",
-        "dataset_size=population sampling_probability truncated_batch_size=batch_size "
-        "noise_multiplier",
-        releases.TruncatedPoissonRelease,
-    ),
-)
 FIELDS = {
-    name: " ".join(one.partition("=")[0] for one in fields.split())
-    for name, fields, _ in _ROWS
+    "NoOpDpEvent": "",
+    "NonPrivateDpEvent": "",
+    "ComposedDpEvent": "events",
+    "SelfComposedDpEvent": "event count",
+    "RepeatAndSelectDpEvent": "event mean shape",
+    "GaussianDpEvent": "noise_multiplier",
+    "DiscreteGaussianDpEvent": "sigma sensitivity dimension",
+    "SingleEpochTreeAggregationDpEvent": "noise_multiplier step_counts",
+    "PoissonSampledDpEvent": "sampling_probability event",
+    "SampledWithReplacementDpEvent": "source_dataset_size sample_size event",
+    "SampledWithoutReplacementDpEvent": "source_dataset_size sample_size event",
+    "RandomAllocationDpEvent": "event num_selected num_steps",
+    "LaplaceDpEvent": "noise_multiplier",
+    "DiscreteLaplaceDpEvent": "noise_parameter sensitivity",
+    "RandomizedResponseDpEvent": "noise_parameter num_buckets",
+    "MixtureOfGaussiansDpEvent": "standard_deviation sensitivities sampling_probs",
+    "ZCDpEvent": "rho xi",
+    "EpsilonDeltaDpEvent": "epsilon delta",
+    "ExponentialMechanismDpEvent": "epsilon",
+    "PermuteAndFlipDpEvent": "epsilon",
+    "TruncatedSubsampledGaussianDpEvent": (
+        "dataset_size sampling_probability truncated_batch_size noise_multiplier"
+    ),
 }
 """Covered events and their fields; an unknown field may change what is released."""
-RELEASED_AS = {
-    name: (read, {f.partition("=")[0]: f.rpartition("=")[2] for f in fields.split()})
-    for name, fields, read in _ROWS
-    if isinstance(read, type)
+RELEASED_AS: dict[str, Any] = {
+    "LaplaceDpEvent": releases.LaplaceRelease,
+    "DiscreteLaplaceDpEvent": releases.DiscreteLaplaceRelease,
+    "RandomizedResponseDpEvent": releases.RandomizedResponse,
+    "MixtureOfGaussiansDpEvent": releases.GaussianMixtureRelease,
+    "ZCDpEvent": releases.ZeroConcentratedDP,
+    "EpsilonDeltaDpEvent": releases.ApproximateDP,
+    # Only this claim is used of these two.
+    "ExponentialMechanismDpEvent": releases.ApproximateDP,
+    "PermuteAndFlipDpEvent": releases.ApproximateDP,
+    "TruncatedSubsampledGaussianDpEvent": releases.TruncatedPoissonRelease,
 }
-"""Events with a release class: the class, and its field for each of theirs."""
+"""Events with a release class; a class is written as its first event."""
+OURS = {
+    "sampling_probs": "probabilities",
+    "dataset_size": "population",
+    "truncated_batch_size": "batch_size",
+}
+"""Names of fields that release classes name otherwise."""
 _READERS: dict[str, Callable[..., Any]] = {
+    "NonPrivateDpEvent": lambda event, relation: _sampled_gaussian(1.0, 0.0, relation),
+    "GaussianDpEvent": lambda event, relation: _sampled_gaussian(
+        1.0, nonnegative(event, "noise_multiplier"), relation
+    ),
+    "DiscreteGaussianDpEvent": _discrete_gaussian,
+    "SingleEpochTreeAggregationDpEvent": _tree,
+    "PoissonSampledDpEvent": _poisson,
+    "SampledWithReplacementDpEvent": _fixed_size,
+    "SampledWithoutReplacementDpEvent": _fixed_size,
+    "RandomAllocationDpEvent": _random_allocation,
     "TruncatedSubsampledGaussianDpEvent": _truncated,
-    **{n: read for n, _, read in _ROWS if read and not isinstance(read, type)},
 }
-# Events of which only an (epsilon, delta) guarantee is used.
-_CLAIMS = {"EpsilonDeltaDpEvent", *(n for n, r in _READERS.items() if r is _pure)}

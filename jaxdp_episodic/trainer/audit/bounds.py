@@ -165,8 +165,8 @@ def score_bounds(
     bounds = []
     for delta in map(float, deltas):
         found = []
-        for direction, sign in ((FORWARD, 1.0), (BACKWARD, -1.0)):
-            there, gone = (np.sort(sign * scores) for scores in choice[:: int(sign)])
+        for direction, sign in ((FORWARD, 1), (BACKWARD, -1)):
+            there, gone = (np.sort(sign * scores) for scores in choice[::sign])
             edges = np.unique(np.concatenate([there, gone]))
             if len(edges) > _MOST_THRESHOLDS:  # mostly the large ones
                 ranks = np.geomspace(1, len(edges), _MOST_THRESHOLDS).astype(int)
@@ -180,14 +180,11 @@ def score_bounds(
                 hits.astype(int), misses, number, delta=delta, error=error
             )
             best = int(np.argmax(values))
-            found.append((float(values[best]), direction, sign * float(edges[best])))
-        _, direction, threshold = max(found)
-        sign = 1 if direction == FORWARD else -1
-        hits, misses = (
-            int(np.sum(sign * scores > sign * threshold)) for scores in counted[::sign]
-        )
+            found.append((values[best], direction, sign, edges[best]))
+        _, direction, sign, edge = max(found)
+        hits, misses = (int(np.sum(sign * one > edge)) for one in counted[::sign])
         value = log_ratio_bound(hits, misses, number, delta=delta, error=error)
-        event = direction, threshold, hits, misses, number
+        event = direction, float(sign * edge), hits, misses, number
         bounds.append(EpsilonBound(float(value), delta, confidence, *event))
     return tuple(bounds)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,14 +13,7 @@ import optax
 from jax import Array
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.designs import GroupedClasses
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import (
-    OWNED,
-    MultistageSampling,
-    Poisson,
-    RandomAllocation,
-)
+from jaxdp_episodic.accountant.describe.schemes import OWNED, Poisson, RandomAllocation
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
@@ -51,12 +43,9 @@ class Canaries(NamedTuple):
         kept = np.ones(self.table.num_examples, bool)
         kept[self.rows[out]] = False
         table = self.table.take(np.flatnonzero(kept))
-        if not self.leaves_null:
-            return table
-        (_, sizes), names = table.population.children_counts, table.level_names
-        sizes = sizes[sizes > 0]
-        tree = Population((np.array([len(sizes)]), sizes), names)
-        return dataclasses.replace(table, population=tree)
+        if self.leaves_null:
+            return table.of_classes(table.population.children_counts[-1] > 0)
+        return table
 
     @property
     def extremes(self) -> tuple[ExampleTable, ExampleTable]:
@@ -183,14 +172,8 @@ def _refuse_more(number: int, most: int, units: str) -> None:
 
 def _is_independent(step: GaussianStep) -> bool:
     """True if each clip unit is drawn independently, or into a step of its own."""
-    design, scheme = step.design, None
-    if isinstance(design, GroupedClasses):
-        scheme = design.episodes
-    elif (
-        isinstance(design, MultistageSampling) and step.clip_unit in design.level_names
-    ):
-        scheme = design.levels[design.level_names.index(str(step.clip_unit))]
-    return isinstance(scheme, Poisson | RandomAllocation)
+    schemes = [one for one in step.design.schemes if one.name == step.clip_unit]
+    return any(isinstance(one, Poisson | RandomAllocation) for one in schemes)
 
 
 # Keys of the parameters.

@@ -318,14 +318,14 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_106,
+    "jaxdp_episodic": 65_058,
     "jaxdp_episodic/accountant/describe": 3_998,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_449,
     "jaxdp_episodic/accountant/numerics": 3_205,
     "jaxdp_episodic/accountant/questions": 6_351,
     "jaxdp_episodic/accountant/bounds": 1_974,
-    "jaxdp_episodic/accountant/interop": 1_763,
+    "jaxdp_episodic/accountant/interop": 1_740,
     "jaxdp_episodic/accountant/report": 2_073,
     "jaxdp_episodic/trainer/data": 3_567,
     "jaxdp_episodic/trainer/draw": 1_579,
@@ -334,7 +334,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/learners": 2_305,
     "jaxdp_episodic/trainer/statistics": 1_300,
     "jaxdp_episodic/trainer/run": 6_743,
-    "jaxdp_episodic/trainer/audit": 1_935,
+    "jaxdp_episodic/trainer/audit": 1_910,
     "jaxdp_episodic/tools/requests": 800,
     "jaxdp_episodic/tools/sweep": 1_108,
     "jaxdp_episodic/tools/plan": 2_203,

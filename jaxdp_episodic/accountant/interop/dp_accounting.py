@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -275,9 +274,8 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
     @property
     def run(self) -> ComposedSteps:
         """All composed events as one run, which every question accepts."""
-        if not self._counts:
-            return compose((nothing(self._relation), 0))
-        return compose(*self._counts.items())
+        counts = self._counts or {nothing(self._relation): 0}
+        return compose(*counts.items())
 
     def get_epsilon(self, target_delta: float) -> float:
         """Returns epsilon at a delta in [0, 1], of the same kind as that of `epsilon`.
@@ -330,8 +328,9 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             raise ValueError("orders must be given to read rdp, got None")
         if self._is_non_private:
             return np.full(orders.shape, np.inf)
-        least = np.maximum(orders, _LEAST_ORDER)
-        return np.array(self._once("rdp", lambda: api.rdp(self.run, least)))
+        if "rdp" not in self._known:
+            self._known["rdp"] = api.rdp(self.run, np.maximum(orders, _LEAST_ORDER))
+        return np.array(self._known["rdp"])
 
     # --- For the base class ---
 
@@ -371,12 +370,6 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
 
     # --- Answers ---
 
-    def _once(self, key: Any, compute: Callable[[], Any]) -> Any:
-        """Returns a result cached since the last composition, or computes it."""
-        if key not in self._known:
-            self._known[key] = compute()
-        return self._known[key]
-
     def _answer(
         self, of: str, target: float, *, needs_order: bool = False
     ) -> tuple[float, float]:
@@ -395,7 +388,9 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             question = DeltaAt(array)
         if self._is_non_private:
             return float(question.everything if of == "epsilon" else 1.0), np.inf
-        return self._once((of, given), lambda: self._ask(of, given, question))
+        if (of, given) not in self._known:
+            self._known[of, given] = self._ask(of, given, question)
+        return self._known[of, given]
 
     def _ask(self, of: str, given: float, question: Question) -> tuple[float, float]:
         run, order = self.run, np.nan

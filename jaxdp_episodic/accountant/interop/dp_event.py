@@ -106,9 +106,7 @@ def from_dp_event(
                 exact = dataclasses.replace(scheme, population_is_exact=True)
                 step = dataclasses.replace(step, sampling=exact)
         counts[step] = counts.get(step, 0) + count
-    if not counts:
-        counts[nothing(neighboring_relation)] = 0
-    return compose(*counts.items())
+    return compose(*(counts or {nothing(neighboring_relation): 0}).items())
 
 
 def steps_of(

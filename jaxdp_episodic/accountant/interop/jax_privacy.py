@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -84,7 +85,7 @@ def from_dp_params(
     # Values that start after the last update are used in no step.
     starts = sorted({min(start, updates) for start, _ in (*noises, *batches)})
     parts = []
-    for start, end in zip(starts, [*starts[1:], updates], strict=True):
+    for start, end in itertools.pairwise([*starts, updates]):
         noise = _at(noises, start) if dp_params.is_finite_guarantee else 0.0
         step = _step(dp_params, noise, _at(batches, start), neighboring_relation)
         parts.append((step, end - start))
@@ -97,18 +98,14 @@ def _step(dp_params: Any, noise: float, batch: float, relation: str) -> Gaussian
         "sampling_method", dp_params.sampling_method.name, _METHODS
     )
     number = dp_params.num_samples
-    scheme: Any
-    if method == "POISSON":
-        scheme = Poisson(_LEVEL, sampling_probability=batch / number)
-    else:
-        scheme = WithoutReplacement(_LEVEL, size=batch, population=number)
-    people = {}
+    how: dict[str, Any] = {"noise_multiplier": noise, "neighboring_relation": relation}
     if dp_params.examples_per_user is not None:
         bounds = PersonBounds(examples=dp_params.examples_per_user)
-        people = {"privacy_unit": PERSON, "people": bounds}
-    return GaussianStep(
-        scheme, noise_multiplier=noise, neighboring_relation=relation, **people
-    )
+        how |= {"privacy_unit": PERSON, "people": bounds}
+    if method == "POISSON":
+        return GaussianStep(Poisson(_LEVEL, sampling_probability=batch / number), **how)
+    scheme = WithoutReplacement(_LEVEL, size=batch, population=number)
+    return GaussianStep(scheme, **how)
 
 
 def _schedule(name: str, value: Any) -> list[tuple[int, float]]:

@@ -175,7 +175,7 @@ def _description(source: Source, wishes: Wishes) -> question.PlanDescription:
     )
     owners = None if data.people is None else data.people.people
     tables = _train_table(source, ways, unit), source.table
-    facts = source.feature_shape, owners, data.has_public_units
+    facts = data.features.shape[1:], owners, data.has_public_units
     return question.PlanDescription(request, data.population, *tables, *facts)
 
 
@@ -240,7 +240,7 @@ def _relation_and_population(
 def _train_table(source: Source, ways: int | None, unit: str) -> dict[str, Any]:
     """The rest of the config, before a pipeline is chosen."""
     table = dict(question.OF_TASKS if ways is None else question.OF_CLASSES)
-    shape = source.feature_shape
+    shape = source.parts[TRAIN].features.shape[1:]
     if ways is not None and len(shape) == 3 and min(shape[:2]) >= LEAST_SIDE:
         table["features"] = {"kind": WAVELETS}
     # Protected people, or copies of protected examples, may be in these data, too.

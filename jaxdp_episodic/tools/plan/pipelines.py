@@ -371,11 +371,9 @@ def _ratio_of_steps(description: PlanDescription, number: int) -> float:
     for design in designs:
         if design.scheme != question.POISSON or not design.is_multistage:
             continue
-        episodes, steps = budgeted(design, 1.0)
-        if not episodes.size:
-            continue
-        index = int(np.argmax(episodes * np.minimum(steps, question.STEPS)))
         try:
+            episodes, steps = budgeted(design, 1.0)
+            index = int(np.argmax(episodes * np.minimum(steps, question.STEPS)))
             complete, _ = design.complete(episodes[[index]])
             noise = design.noise(episodes[[index]], steps[[index]])
         except (ValueError, NotImplementedError):

@@ -6,6 +6,7 @@ All candidates have the same (epsilon, delta); docs/plan.md says how they are co
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,6 @@ from jaxdp_episodic.accountant.describe.designs import (
     EXAMPLE,
     GroupedClasses,
     IndependentEpisodes,
-    checked_sampling,
 )
 from jaxdp_episodic.accountant.describe.people import bounds_with_copies
 from jaxdp_episodic.accountant.describe.population import Population
@@ -59,10 +59,9 @@ class Design:
 
     def is_poisson_form_of(self, other: Design) -> bool:
         """Whether this draws and clips the same as ``other``, by Poisson sampling."""
-        ours, theirs = (
-            (d.clip_unit, d.examples, d.is_multistage) for d in (self, other)
-        )
-        return self.scheme == question.POISSON and ours == theirs
+        ours = self.scheme, self.clip_unit, self.examples, self.is_multistage
+        theirs = other.clip_unit, other.examples, other.is_multistage
+        return ours == (question.POISSON, *theirs)
 
     def sampling(self, number: Any) -> Sampling:
         """Returns the sampling for a mean number of episodes, or an array of them."""
@@ -78,13 +77,14 @@ class Design:
         ways, everyone = episode.ways, self.population.num_units(1)
         unit, example = _levels(self.population, ways)
         level = unit if ways is None else EPISODE
-        bound = episode.population
-        examples = WithoutReplacement(example, size=self.examples, population=bound)
-        scheme: Any = Poisson(level, sampling_probability=rate)
+        examples = WithoutReplacement(
+            example, size=self.examples, population=episode.population
+        )
         if self.scheme == question.INDEPENDENT:
             units = WithoutReplacement(unit, size=ways or 1, population=everyone)
             one = MultistageSampling(units, examples)
             return IndependentEpisodes(one, num_episodes=_whole(number))
+        scheme: Any = Poisson(level, sampling_probability=rate)
         if self.scheme == question.EPOCHS:
             length = _whole(self.most_episodes / np.asarray(number, np.float64))
             scheme = RandomAllocation(level, steps_per_epoch=length)
@@ -101,12 +101,9 @@ class Design:
         """Returns the step for a mean number of episodes, or an array of them."""
         request, in_blocks = self.request, self.scheme == question.BLOCKS
         uses_sizes = request.episode.population is None and not in_blocks
-        sampling, people = self.sampling(episodes), request.people
+        sampling, owned = self.sampling(episodes), None if in_blocks else request.people
         unit, people = bounds_with_copies(
-            checked_sampling(sampling),
-            request.privacy_unit,
-            None if in_blocks else people,
-            request.copies,
+            sampling, request.privacy_unit, owned, request.copies
         )
         return GaussianStep(
             sampling,
@@ -187,22 +184,22 @@ def possible_designs(
             ("grouped classes, fixed number", question.FIXED, EPISODE),
         ]
     rows.append(("independent episodes", question.INDEPENDENT, EPISODE))
-    of_several = ", {} examples" if len(request.episode.examples) > 1 else ""
+    several = len(sizes) > 1
     everyone = int(np.max(population.children_counts[1], initial=1))
     everyone = max(everyone, episode.population or 0)
     designs = []
     # The last number of examples is that of a whole class: no second stage.
     for size in (*(size for size in sizes if size < everyone), everyone):
-        title = of_several.format(size) if size < everyone else ", all examples"
+        title = f", {size} examples" * several if size < everyone else ", all examples"
         for name, scheme, clip in rows:
             limit = _MAX_INDEPENDENT if scheme == question.INDEPENDENT else most
             what = scheme, clip, size, size < everyone, limit
             designs.append(Design(request, population, name + title, *what))
-    listed = request.num_people
-    for size in sizes if listed is not None else ():
+    listed = request.num_people or 0
+    for size in sizes:
         people = _people_of(request, population, size)
-        if people and listed is not None and listed >= people:
-            name = f"blocks of {people:,} people" + of_several.format(size)
+        if people and listed >= people:
+            name = f"blocks of {people:,} people" + f", {size} examples" * several
             what = question.BLOCKS, EPISODE, size, True, listed // people
             designs.append(Design(request, population, name, *what))
     return designs
@@ -258,17 +255,8 @@ _LEAST_GAIN = 0.05
 # with the fewest episodes is recommended: the estimate is not more precise than that.
 _NEARLY_BEST = 0.98
 
-
-class Candidates(NamedTuple):
-    """Settings of one design; each array has shape (n,), see `Plan`."""
-
-    design: Design
-    episodes: np.ndarray
-    steps: np.ndarray
-    noise: np.ndarray
-    total: np.ndarray
-    worth: np.ndarray
-    complete: np.ndarray
+Columns = Mapping[str, np.ndarray]
+"""Candidates of one design: columns of `Plan`, by name."""
 
 
 class Plan(NamedTuple):
@@ -292,69 +280,65 @@ class Plan(NamedTuple):
 
     def best_of(self, design: int) -> int:
         """Returns the index of the recommended candidate among those of a design."""
-        return recommended(
-            np.where(self.design == design, self.effective_steps, -np.inf),
-            self.total_episodes,
-        )
+        worth = np.where(self.design == design, self.effective_steps, -np.inf)
+        return recommended(worth, self.total_episodes)
 
 
 def make_plan(
     request: question.PlanRequest, population: Population, console: Any = None
 ) -> Plan:
     """Returns the candidates within the privacy and compute budgets, compared."""
-    found = possible_designs(request, population)
-    designs = [design for design in found if design.scheme in request.schemes]
+    designs = possible_designs(request, population)
+    designs = [design for design in designs if design.scheme in request.schemes]
     smallest = min(design.examples for design in designs)
-    parts: list[Candidates] = []
+    parts: dict[Design, Columns] = {}
     left_out, gains = dict[str, list[str]](), {}
     with ProgressBar(console, "designs", len(designs)) as bar:
         for number, design in enumerate(designs):
             bar.show(number, design.name)
+            weight = design.examples / smallest
             try:
-                settings, gain = _candidates(design, parts, smallest)
+                settings, gain = budgeted(design, weight), ""
+                if design.scheme == question.EPOCHS:
+                    forms = (
+                        (other, part)
+                        for other, part in parts.items()
+                        if other.is_poisson_form_of(design) and part["num_steps"].size
+                    )
+                    settings, gain = in_epochs(design, settings, next(forms, None))
+                parts[design] = _candidates(design, *settings, weight)
             except (ValueError, NotImplementedError) as error:
                 left_out.setdefault(str(error), []).append(design.name)
                 continue
-            parts.append(settings)
             gains |= {design.name: gain} if gain else {}
-    if not sum(part.steps.size for part in parts):
+    sizes = [part["num_steps"].size for part in parts.values()]
+    if not sum(sizes):
         reasons = "; ".join(f"{why}, {who}" for why, who in left_out.items())
         raise ValueError(
             f"no design of levels {population.level_names} is within epsilon="
             f"{request.epsilon:g} and the budget of episodes "
             f"({reasons or 'no finite noise'})"
         )
-    columns = zip(*(part[1:] for part in parts), strict=True)
-    episodes, steps, noise, total, worth, complete = map(np.concatenate, columns)
-    signal = complete / noise
+    every = {
+        name: np.concatenate([part[name] for part in parts.values()])
+        for name in next(iter(parts.values()))
+    }
+    signal, total = every["signal_to_noise"], every["total_episodes"]
     return Plan(
-        tuple(part.design for part in parts),
-        np.repeat(np.arange(len(parts)), [part.steps.size for part in parts]),
-        *(episodes, complete, steps, noise, signal, total, worth),
-        is_on_front=_front(np.stack([-signal, -steps, total])),
-        recommended=recommended(worth, total),
+        tuple(parts),
+        np.repeat(np.arange(len(parts)), sizes),
+        **every,
+        is_on_front=_front(np.stack([-signal, -every["num_steps"], total])),
+        recommended=recommended(every["effective_steps"], total),
         left_out=left_out,
         gains=gains,
     )
 
 
 def _candidates(
-    design: Design, others: list[Candidates], smallest: int
-) -> tuple[Candidates, str]:
-    """The settings of a design, and what random allocation gains over Poisson."""
-    compute, learning = design.request.compute, design.request.learning
-    weight = design.examples / smallest
-    episodes, steps = budgeted(design, weight)
-    if not episodes.size:
-        raise ValueError(
-            f"{compute.fewest_steps} steps of one episode exceed total_episodes"
-        )
-    gain = ""
-    if design.scheme == question.EPOCHS:
-        poisson = (c for c in others if c.design.is_poisson_form_of(design))
-        episodes, steps, gain = in_epochs(
-            design, next(poisson, None), (episodes, steps)
-        )
+    design: Design, episodes: np.ndarray, steps: np.ndarray, weight: float
+) -> Columns:
+    """The candidates among the settings of a design: those with a finite noise."""
     complete, most = design.complete(episodes)
     some = most * steps >= checks.LEAST_IN_RUN
     if not some.any():
@@ -367,9 +351,10 @@ def _candidates(
     episodes, steps, complete = (a[some] for a in (episodes, steps, complete))
     noise = design.noise(episodes, steps)
     good = np.isfinite(noise) & (noise > 0)
-    columns = episodes, steps, noise, complete
-    episodes, steps, noise, complete = (a[good] for a in columns)
+    columns = episodes, steps, complete, noise
+    episodes, steps, complete, noise = (a[good] for a in columns)
     is_one = design.clip_unit == STEP  # the step is one contribution
+    learning = design.request.learning
     worth = effective_steps(
         steps * complete if is_one else steps,
         noise_multiplier=noise,
@@ -378,8 +363,15 @@ def _candidates(
         effective_dimension=learning.effective_dimension,
         alignment=learning.alignment,
     )
-    total = np.ceil(episodes * steps * weight)
-    return Candidates(design, episodes, steps, noise, total, worth, complete), gain
+    return {
+        "episodes_per_step": episodes,
+        "complete_per_step": complete,
+        "num_steps": steps,
+        "noise_multiplier": noise,
+        "signal_to_noise": complete / noise,
+        "total_episodes": np.ceil(episodes * steps * weight),
+        "effective_steps": worth,
+    }
 
 
 def budgeted(design: Design, weight: float) -> tuple[np.ndarray, np.ndarray]:
@@ -389,7 +381,9 @@ def budgeted(design: Design, weight: float) -> tuple[np.ndarray, np.ndarray]:
     most = min(compute.episodes_per_step, design.most_episodes)
     largest = int(min(most, budget / compute.fewest_steps))
     if largest < 1:
-        return np.zeros(0), np.zeros(0)
+        raise ValueError(
+            f"{compute.fewest_steps} steps of one episode exceed total_episodes"
+        )
     sizes = _COARSE_GRID if design.scheme in _SLOW else _GRID
     if design.request.people is not None and design.scheme != question.BLOCKS:
         sizes = _PEOPLE_GRID
@@ -411,41 +405,44 @@ def recommended(worth: np.ndarray, total: np.ndarray) -> int:
 
 
 def in_epochs(
-    design: Design, poisson: Candidates | None, settings: tuple[np.ndarray, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, str]:
+    design: Design,
+    settings: tuple[np.ndarray, np.ndarray],
+    poisson: tuple[Design, Columns] | None,
+) -> tuple[tuple[np.ndarray, np.ndarray], str]:
     """Returns settings for random allocation, and what it gains over Poisson there.
 
-    Poisson candidates of the same design, if there are any, choose the settings.
+    Candidates of the Poisson form of the design, if any, choose the settings.
     """
     episodes, steps = settings
-    if poisson is not None and poisson.steps.size:
-        order = np.argsort(-poisson.worth, kind="stable")
-        order = np.append(recommended(poisson.worth, poisson.total), order)
-        _, first = np.unique(poisson.episodes[order], return_index=True)
-        best = order[np.sort(first)][: len(np.unique(episodes))]
-        episodes, steps = poisson.episodes[best], poisson.steps[best]
+    if poisson is not None:
+        columns, number = poisson[1], len(np.unique(episodes))
+        every, worth = columns["episodes_per_step"], columns["effective_steps"]
+        chosen = recommended(worth, columns["total_episodes"])
+        order = np.append(chosen, np.argsort(-worth, kind="stable"))
+        _, first = np.unique(every[order], return_index=True)
+        best = order[np.sort(first)][:number]
+        episodes, steps = every[best], columns["num_steps"][best]
     length = np.ceil(design.most_episodes / episodes)
     length, steps = (a[length > 1] for a in (length, steps))
     if not length.size:
         raise ValueError("every unit takes part in every step")
     episodes = design.most_episodes / length
-    if poisson is None or not poisson.steps.size:
-        return episodes, steps, ""
+    if poisson is None:
+        return (episodes, steps), ""
     request, first = design.request, (episodes[:1], steps[:1])
-    noise = poisson.design.noise(*first)
+    noise = poisson[0].noise(*first)
     step = design.step(first[0], noise)
     spent = epsilon_of(
         step, num_steps=first[1], delta=request.delta, method=request.method
     )
     spent = float(np.asarray(spent)[0])
-    where = f"{first[0][0]:,.4g} episodes, {steps[0]:,} steps and noise {noise[0]:.4g}"
     compared = (
-        f"at {where} epochs cost epsilon {spent:.4g}, Poisson sampling "
-        f"{request.epsilon:g}"
+        f"at {first[0][0]:,.4g} episodes, {steps[0]:,} steps and noise {noise[0]:.4g} "
+        f"epochs cost epsilon {spent:.4g}, Poisson sampling {request.epsilon:g}"
     )
     if not spent < request.epsilon:
         raise ValueError(compared)
-    return episodes, steps, compared
+    return (episodes, steps), compared
 
 
 def advice(plan: Plan) -> list[str]:
@@ -510,8 +507,7 @@ def training_config(
         return None
     episodes = float(plan.episodes_per_step[index])
     num_steps = int(plan.num_steps[index])
-    sampling = spec_to_dict(design.sampling(episodes))
-    sampling.pop("version")
+    sampling = _table_of(design.sampling(episodes))
     config = config_around(description, num_steps, design.clip_unit, sampling)
     meant_for = request.learning.learning_rate_steps
     rate = question.learning_rate(train)
@@ -554,17 +550,18 @@ def config_around(
 def write_table(path: Path, plan: Plan) -> None:
     """Writes all candidates as CSV, atomically."""
     first, last = map(Plan._fields.index, ("episodes_per_step", "is_on_front"))
-    numbers = Plan._fields[first : last + 1]
-    names = ("design", "clip_unit", "examples", *numbers, "is_recommended")
     designs = [plan.designs[int(place)] for place in plan.design]
-    kinds = [[d.name, d.clip_unit, d.examples] for d in designs]
-    cells = zip(*(np.asarray(getattr(plan, n)).tolist() for n in numbers), strict=True)
-    rows = [
-        dict(zip(names, (*what, *row, index == plan.recommended), strict=True))
-        for index, (what, row) in enumerate(zip(kinds, cells, strict=True))
-    ]
-    with writing(path, dict.fromkeys(names, "string")) as write:
-        write(rows)
+    columns: dict[str, Any] = {
+        "design": [design.name for design in designs],
+        "clip_unit": [design.clip_unit for design in designs],
+        "examples": [design.examples for design in designs],
+    }
+    for name in Plan._fields[first : last + 1]:
+        columns[name] = getattr(plan, name).tolist()
+    columns["is_recommended"] = [i == plan.recommended for i in range(len(designs))]
+    rows = zip(*columns.values(), strict=True)
+    with writing(path, dict.fromkeys(columns, "string")) as write:
+        write([dict(zip(columns, row, strict=True)) for row in rows])
 
 
 def with_bands(config: dict[str, Any], plan: Plan) -> tuple[dict[str, Any], str]:
@@ -593,17 +590,17 @@ def with_bands(config: dict[str, Any], plan: Plan) -> tuple[dict[str, Any], str]
     )
     if table.relative_noise[index] > 1 - _LEAST_GAIN:
         return config, f"correlated noise: not for you, at best {found}"
-    sampling = spec_to_dict(table.steps[index].design)
-    sampling.pop("version")
+    step = {**config["step"], "sampling": _table_of(table.steps[index].design)}
     noise = {"kind": "banded", "bands": count, "groups": level}
     noise["horizon"] = table.horizon
-    config = {
-        **config,
-        "step": {**config["step"], "sampling": sampling},
-        "noise": noise,
-    }
     multiplier = f"its noise multiplier is {table.noise_multiplier[index]:.4g}"
-    return config, f"correlated noise: {found}; {multiplier}, all others are without"
+    weighed = f"correlated noise: {found}; {multiplier}, all others are without"
+    return {**config, "step": step, "noise": noise}, weighed
+
+
+def _table_of(sampling: Any) -> dict[str, Any]:
+    """A sampling as the table of a config."""
+    return {k: v for k, v in spec_to_dict(sampling).items() if k != "version"}
 
 
 def _front(costs: np.ndarray) -> np.ndarray:

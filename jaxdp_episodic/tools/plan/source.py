@@ -20,6 +20,7 @@ from jaxdp_episodic.files.table_file import column_places, csv_lines
 from jaxdp_episodic.trainer.data import folders as layouts, user_files
 from jaxdp_episodic.trainer.data.sources import SOURCES
 from jaxdp_episodic.trainer.data.splits import (
+    SPLITS,
     TEST,
     TRAIN,
     VALIDATION,
@@ -28,7 +29,6 @@ from jaxdp_episodic.trainer.data.splits import (
     with_rotations,
     without_rows,
 )
-from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 SHARE = 0.2  # share of the classes for validation, and for the test
@@ -43,20 +43,19 @@ _DATA = "the data"
 _LABELS = ("class", "label", "species", "category")  # of columns
 _LIKELY_LABELS = (*_LABELS, "target", "y")  # these may be regression targets, too
 _OMNIGLOT_NAME = re.compile(r"\d+_\d+\.\w+")  # number of the character, of the drawer
-_TYPES = {
-    layouts.CLASSES: "ClassFolders",
-    layouts.OMNIGLOT: "Omniglot",
-    layouts.MINI_IMAGENET: "MiniImageNet",
-}
-# Options of each layout.
-_OPTIONS = {
-    layouts.STORED: ("rotations",),
-    layouts.NPZ: ("owner", "rotations", VALIDATION, TEST),
-    layouts.CLASSES: ("owner", "size", "grey", "rotations", VALIDATION, TEST),
-    layouts.OMNIGLOT: ("owner", "size", "rotations", VALIDATION, TEST),
-    layouts.MINI_IMAGENET: ("owner", "size", "rotations"),
-    layouts.CSV: ("owner", "label", "features", "target", VALIDATION, TEST),
-    layouts.PARQUET: ("owner", "label", "features", "target", VALIDATION, TEST),
+_COLUMNS = ("owner", "label", "features", "target", VALIDATION, TEST)
+# Layout -> its type in a config, and its options.
+_LAYOUTS = {
+    layouts.STORED: ("Stored", ("rotations",)),
+    layouts.NPZ: ("Npz", ("owner", "rotations", VALIDATION, TEST)),
+    layouts.CLASSES: (
+        "ClassFolders",
+        ("owner", "size", "grey", "rotations", VALIDATION, TEST),
+    ),
+    layouts.OMNIGLOT: ("Omniglot", ("owner", "size", "rotations", VALIDATION, TEST)),
+    layouts.MINI_IMAGENET: ("MiniImageNet", ("owner", "size", "rotations")),
+    layouts.CSV: ("Table", _COLUMNS),
+    layouts.PARQUET: ("Table", _COLUMNS),
 }
 
 
@@ -66,7 +65,6 @@ class Source(NamedTuple):
     layout: str  # see `recognized`
     table: dict[str, Any]  # ``[data]``; ``path`` relative to the config's folder
     parts: dict[str, ExampleTable]  # split -> data, without duplicates unless kept
-    feature_shape: tuple[int, ...]  # of an example
     notes: dict[str, str]  # key of ``[data]`` -> how its value was chosen
     duplicates: tuple[str, ...] = ()  # names of training examples also held out
     keeps_duplicates: bool = False  # they stay in the training data
@@ -85,9 +83,10 @@ def described_source(
     ``options`` are those of `init` for the layout; others are refused by name.
     """
     layout = layouts.recognized(path)
+    kind, known = _LAYOUTS[layout]
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
-        if name not in _OPTIONS[layout]:
+        if name not in known:
             raise ValueError(f"--{name} is for other sources than {layout}, {path}")
     base = out.absolute().parent
 
@@ -95,40 +94,26 @@ def described_source(
         return os.path.relpath(place, base).replace(os.sep, "/")
 
     held_out = {n: relative(given.pop(n)) for n in (VALIDATION, TEST) if n in given}
-    table: dict[str, Any] = {"type": _TYPES.get(layout, ""), "path": relative(path)}
     rotated = {"rotations": True} if given.pop("rotations", False) else {}
     notes: dict[str, str] = {}
-    files: list[Path] | None = None
+    files, own, data = list[Path](), {TRAIN}, None
     if layout == layouts.STORED:
-        parts = {split: load_stored(path, split) for split in stored_splits(path)}
-        shape = tuple(parts[TRAIN].features.shape[1:])
-        if rotated:
-            parts = {split: with_rotations(part) for split, part in parts.items()}
-        table |= {"type": "Stored", **rotated}
-        return Source(layout, table, parts, shape, notes)
-    if layout in _TYPES:
-        fields, listed, shape = _pictures(layout, path, given, notes)
-        table |= fields
-        data, files = listed[TRAIN].table, listed[TRAIN].paths
+        own = set(stored_splits(path))
     elif layout == layouts.NPZ:
-        table |= {"type": "Npz", **given}
-        data = user_files.load_npz(path, owner=given.get("owner"))
-        shape = tuple(data.features.shape[1:])
+        data = user_files.load_npz(path, **given)
+        shape = data.features.shape[1:]
         if len(shape) == 3 and shape[0] in (1, 3, 4) and min(shape[1:]) > 4:
             raise ValueError(
                 f"{path}: images must be height x width x channels, got {shape} each; "
                 "save them as images.transpose(0, 2, 3, 1)"
             )
+    elif "size" in known:
+        given, listed = _pictures(layout, path, given, notes)
+        own, data, files = set(listed), listed[TRAIN].table, listed[TRAIN].paths
     else:
-        columns, notes = _columns(path, layout, given)
-        table |= {"type": "Table", **columns}
-        data = user_files.load_table(path, **columns)
-        shape = tuple(data.features.shape[1:])
-    if layout == layouts.MINI_IMAGENET:
-        held_out = dict.fromkeys(set(listed) - {TRAIN}, "")
-    elif held_out:
-        table |= held_out
-    else:
+        given, notes = _columns(path, layout, given)
+        data = user_files.load_table(path, **given)
+    if VALIDATION in known and not held_out and data is not None:
         try:
             if layout == layouts.NPZ:
                 user_files.refuse_unnamed(path)
@@ -136,49 +121,38 @@ def described_source(
             notes["path"] = f"nothing is held out, and there is no score: {error}"
         else:
             held_out = _shares(data, ways, notes, path)
-            table |= held_out
-    splits = (TRAIN, *(s for s in (VALIDATION, TEST) if s in held_out))
-    read = spec_from_dict(SOURCES, {"version": 1, **table}, where="data")
+    table = {"type": kind, "path": relative(path), **given, **held_out, **rotated}
+    read: Any = spec_from_dict(SOURCES, {"version": 1, **table}, where="data")
+    splits = [split for split in SPLITS if split in own | held_out.keys()]
     divided = getattr(read, "class_split", None)
-    if files is not None:  # the features of a listing are the places of its files
-        places = (divided.part(data, TRAIN) if divided else data).features
-        files = [files[int(place)] for place in places]
-    if files is None and all(isinstance(held_out[s], float) for s in splits[1:]):
+    parts = {}
+    if data is not None:
         parts = {s: divided.part(data, s) if divided else data for s in splits}
-    else:
-        parts = {split: read.load(split, base) for split in splits}
-    if rotated:  # the training data are rotated after duplicates were left out
-        parts |= {split: with_rotations(parts[split]) for split in splits[1:]}
-    source = Source(layout, table | rotated, parts, shape, notes)
-    found = _without_duplicates(source, files, keep_duplicates)
-    if not rotated:
-        return found
-    train = with_rotations(found.parts[TRAIN])
-    return found._replace(parts={**found.parts, TRAIN: train})
-
-
-def _without_duplicates(source: Source, files: list[Path] | None, keep: bool) -> Source:
-    """The source with its duplicates named, and left out of training unless kept."""
-    data, *held_out = source.parts.values()
-    rows = rows_held_out(data, held_out)
-    if not rows.size:
-        return source
-    if files is not None:
-        names = [str(files[row]) for row in rows]
-    else:
-        level = data.level_names[-2]
-        ids = data.unit_column(level).tolist()
-        names = [f"an example of {level} {ids[row]!r}" for row in rows]
-    parts = source.parts
-    if not keep:
-        parts = {**parts, TRAIN: without_rows(data, rows)}
-    return source._replace(parts=parts, duplicates=tuple(names), keeps_duplicates=keep)
+    if files:  # features of a listing are the places of its files
+        files = [files[int(place)] for place in parts[TRAIN].features]
+    if files or any(isinstance(held_out.get(s), str) for s in splits) or data is None:
+        parts = {split: read.read(split, base) for split in splits}
+    names = list[str]()
+    if layout != layouts.STORED:
+        train, *others = parts.values()
+        rows = rows_held_out(train, others)
+        names = [str(files[row]) for row in rows if files]
+        if rows.size and not files:
+            level = train.level_names[-2]
+            ids = train.unit_column(level)[rows].tolist()
+            names = [f"an example of {level} {one!r}" for one in ids]
+        if rows.size and not keep_duplicates:
+            parts[TRAIN] = without_rows(train, rows)
+    if rotated:
+        parts = {split: with_rotations(part) for split, part in parts.items()}
+    keeps = bool(names) and keep_duplicates
+    return Source(layout, table, parts, notes, tuple(names), keeps)
 
 
 def _pictures(
     layout: str, path: Path, given: Mapping[str, Any], notes: dict[str, str]
-) -> tuple[dict[str, Any], dict[str, layouts.Images], tuple[int, int, int]]:
-    """Keys of the table, the listed pictures of each split, and the shape of one."""
+) -> tuple[dict[str, Any], dict[str, layouts.Images]]:
+    """Keys of the table, and the listed pictures of each split."""
     owner, size = given.get("owner"), int(given.get("size", SIZE))
     list_of: Callable[..., layouts.Images] = layouts.listed_classes
     if layout == layouts.OMNIGLOT:
@@ -205,13 +179,11 @@ def _pictures(
                 f"of the classes, such as {file.parent.parent}"
             )
     fields: dict[str, Any] = {"size": size}
-    is_grey = layout == layouts.OMNIGLOT
     if layout == layouts.CLASSES:
-        fields["grey"] = is_grey = given.get("grey", _are_grey(found, size))
-        if "grey" not in given and is_grey:
+        fields["grey"] = given.get("grey", _are_grey(found, size))
+        if "grey" not in given and fields["grey"]:
             notes["grey"] = f"from {_DATA}: a sample of the pictures has no colour"
-    owned = {} if owner is None else {"owner": owner}
-    return fields | owned, listed, (size, size, 1 if is_grey else 3)
+    return fields | ({} if owner is None else {"owner": owner}), listed
 
 
 def _are_grey(found: layouts.Images, size: int) -> bool:

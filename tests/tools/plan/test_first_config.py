@@ -373,7 +373,10 @@ def test_colour_is_detected_and_tiny_pictures_have_no_wavelets(tmp_path):
     folder = pictures(tmp_path, colour=True)
     for size, has_features in ((7, False), (8, True)):
         source = described_source(folder, tmp_path / "x.toml", size=size)
-        assert source.table["grey"] is False and source.feature_shape[-1] == 3
+        assert (
+            source.table["grey"] is False
+            and source.parts["train"].features.shape[-1] == 3
+        )
         text, _ = first_config(source, Wishes())
         assert ("features" in tomllib.loads(text)) == has_features
 

@@ -12,7 +12,6 @@ from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli import plan as plan_command
 from jaxdp_episodic.tools.cli.plan import relocated
 from jaxdp_episodic.tools.plan.plan import (
-    Candidates,
     advice,
     effective_steps,
     in_epochs,
@@ -133,21 +132,21 @@ def test_epochs_are_compared_at_the_best_poisson_setting(number, is_cheaper):
     assert poisson.is_poisson_form_of(epochs) and not designs[1].is_poisson_form_of(
         epochs
     )
-    one = [np.array([x]) for x in (1.0 * number, 60, 1.0, 60.0, 1.0, 1.0)]
+    one = {"episodes_per_step": 1.0 * number, "num_steps": 60, "total_episodes": 60.0}
+    one = {name: np.array([x]) for name, x in {**one, "effective_steps": 1.0}.items()}
     asked = np.array([2.0]), np.array([30])
-    settings = (epochs, Candidates(poisson, *one), asked)
     if not is_cheaper:
         with pytest.raises(ValueError, match="every unit takes part in every step"):
-            in_epochs(*settings)
+            in_epochs(epochs, asked, (poisson, one))
         return
-    episodes, steps, gain = in_epochs(*settings)
+    (episodes, steps), gain = in_epochs(epochs, asked, (poisson, one))
     assert (episodes.tolist(), steps.tolist()) == ([1.0], [60])
     assert gain.startswith("at 1 episodes, 60 steps and noise ")
     assert float(gain.split(",")[-2].split()[-1]) < 3.9 and gain.endswith(
         "Poisson sampling 4"
     )
     # Without a Poisson candidate the settings are unchanged.
-    episodes, steps, gain = in_epochs(epochs, None, asked)
+    (episodes, steps), gain = in_epochs(epochs, asked, None)
     assert (episodes.tolist(), steps.tolist(), gain) == ([2.0], [30], "")
 
 

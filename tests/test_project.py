@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 65_058,
+    "jaxdp_episodic": 65_005,
     "jaxdp_episodic/accountant/describe": 3_998,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_449,
@@ -337,7 +337,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/audit": 1_910,
     "jaxdp_episodic/tools/requests": 800,
     "jaxdp_episodic/tools/sweep": 1_108,
-    "jaxdp_episodic/tools/plan": 2_203,
+    "jaxdp_episodic/tools/plan": 2_150,
     "jaxdp_episodic/tools/plots": 1_239,
     "jaxdp_episodic/tools/book": 1_163,
     "jaxdp_episodic/tools/train": 1_323,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_435,
     "jaxdp_episodic/files": 1_469,
     "experiments": 7_103,
-    "tests": 48_393,
+    "tests": 48_395,
 }
 
 

@@ -173,10 +173,8 @@ def _description(source: Source, wishes: Wishes) -> question.PlanDescription:
         schemes=("poisson",),
         data=read,
     )
-    owners = None if data.people is None else data.people.people
     tables = _train_table(source, ways, unit), source.table
-    facts = data.features.shape[1:], owners, data.has_public_units
-    return question.PlanDescription(request, data.population, *tables, *facts)
+    return question.PlanDescription.of(request, data, *tables)
 
 
 def _check_shots(source: Source, shots: int) -> None:

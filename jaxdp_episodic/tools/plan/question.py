@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -20,16 +20,14 @@ from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.spec import (
-    AT_LEAST_ONE,
-    Spec,
-    set_checked,
-)
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.requests.request import read_population
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM
+from jaxdp_episodic.trainer.data import fields
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource
+from jaxdp_episodic.trainer.data.table import ExampleTable
 
 # Ways to draw the episodes of a step.
 POISSON = "poisson"
@@ -63,81 +61,73 @@ OF_TASKS: dict[str, Any] = {
 }
 
 
+def _sizes(name: str, value: Any) -> tuple[int, ...]:
+    value = [value] if np.ndim(value) == 0 else value
+    what = "whole numbers"
+    return fields.numbers(name, value, most=_MAX_SIZES, check=AT_LEAST_ONE, what=what)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class EpisodeShape(Spec):
+class EpisodeShape(fields.CheckedSpec):
     """The sizes of an episode."""
 
-    shots: int  # support examples of each class (or of the task)
+    shots: fields.Count  # support examples of each class (or of the task)
     # Support and query together: one number or several to try. A design that uses all
     # examples of a class is tried as well.
-    examples: tuple[int, ...]
-    ways: int | None = None  # classes; None: the tasks are units of the tree
+    examples: Annotated[tuple[int, ...], _sizes]
+    ways: fields.Count | None = None  # classes; None: the tasks are units of the tree
     # Public lower bound on the examples of a class or task. None: the plan uses the
     # data's sizes. Under ``add_remove`` these are private, and so is the plan.
-    population: int | None = None
+    population: fields.Count | None = None
 
-    def __post_init__(self) -> None:
-        set_checked(self, AT_LEAST_ONE, "shots", one=True)
-        set_checked(self, AT_LEAST_ONE, "ways", "population", one=True, optional=True)
-        sizes = np.atleast_1d(AT_LEAST_ONE("examples", self.examples))
-        shown = _validation.shown(self.examples)
-        if sizes.ndim != 1 or not sizes.size:
-            raise ValueError(f"examples must be some numbers, got {shown}")
-        if sizes.size > _MAX_SIZES:
-            raise ValueError(f"examples must be at most {_MAX_SIZES} numbers")
-        if sizes.min() <= self.shots:
+    def check_values(self) -> None:
+        """Refuses numbers of examples that leave no query."""
+        if min(self.examples) <= self.shots:
             raise ValueError(
-                f"examples must exceed shots (a query is needed), got {shown} with "
-                f"shots={self.shots}"
+                "examples must exceed shots (a query is needed), got "
+                f"{_validation.shown(self.examples)} with shots={self.shots}"
             )
-        object.__setattr__(self, "examples", tuple(sizes.tolist()))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Compute(Spec):
+class Compute(fields.CheckedSpec):
     """The compute budget."""
 
-    episodes_per_step: int  # upper bound on the mean number per step
-    total_episodes: int  # upper bound for the run
-    fewest_steps: int = 20  # of the run
-    most_steps: int = 10_000  # of the run
+    episodes_per_step: fields.Count  # upper bound on the mean number per step
+    total_episodes: fields.Count  # upper bound for the run
+    fewest_steps: fields.Count = 20  # of the run
+    most_steps: fields.Count = 10_000  # of the run
 
-    def __post_init__(self) -> None:
-        names = ("episodes_per_step", "total_episodes", "fewest_steps", "most_steps")
-        set_checked(self, AT_LEAST_ONE, *names, one=True)
-        if self.fewest_steps > self.most_steps:
-            raise ValueError(
-                "fewest_steps must be at most most_steps, got "
-                f"{self.fewest_steps} and {self.most_steps}"
-            )
-        if self.total_episodes < self.fewest_steps:
-            raise ValueError(
-                "total_episodes must be at least fewest_steps, got "
-                f"{self.total_episodes} and {self.fewest_steps}"
-            )
+    def check_values(self) -> None:
+        """Refuses a budget without a number of steps."""
+        for name in ("most_steps", "total_episodes"):
+            if getattr(self, name) < self.fewest_steps:
+                raise ValueError(
+                    f"{name} must be at least fewest_steps, got {getattr(self, name)} "
+                    f"and {self.fewest_steps}"
+                )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Learning(Spec):
+class Learning(fields.CheckedSpec):
     """What is known about the learning problem; the defaults are guesses."""
 
     # Number of directions in which the loss is curved, so that noise hurts.
-    effective_dimension: int = 1_000
-    alignment: float = 0.3  # norm of the mean contribution, in clip norms
+    effective_dimension: fields.Count = 1_000
+    # Norm of the mean contribution, in clip norms.
+    alignment: Annotated[float, fields.within(0.0, 1.0, "(]")] = 0.3
     # Number of steps that ``train.optimizer.learning_rate`` was chosen for. With
     # another number it is scaled by the square root of the ratio. None: not scaled.
-    learning_rate_steps: int | None = None
+    learning_rate_steps: fields.Count | None = None
 
-    def __post_init__(self) -> None:
-        set_checked(self, AT_LEAST_ONE, "effective_dimension", one=True)
-        set_checked(self, AT_LEAST_ONE, "learning_rate_steps", one=True, optional=True)
-        set_checked(self, _validation.positive_array, "alignment", one=True)
-        if self.alignment > 1:
-            raise ValueError(f"alignment must lie in (0, 1], got {self.alignment!r}")
+
+def _schemes(name: str, value: Any) -> tuple[str, ...]:
+    names = fields.listed(name, value)
+    return tuple(_validation.choice(name, scheme, SCHEMES) for scheme in names)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PlanRequest(Spec):
+class PlanRequest(fields.CheckedSpec):
     """The request for a plan; its dictionary form is the content of a TOML file."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -148,32 +138,25 @@ class PlanRequest(Spec):
         "people": (PersonBounds,),
     }
 
-    epsilon: float  # the target, > 0 and finite
-    delta: float  # the target, in (0, 1)
+    epsilon: fields.Positive  # the target
+    delta: Annotated[float, fields.within(0.0, 1.0, "()")]  # the target
     episode: EpisodeShape
     compute: Compute
     data: DataSource | None = None  # None: a table ``population`` in the file
     learning: Learning = field(default_factory=Learning)
     privacy_unit: str | None = None  # a level, or "person"; None: the last level
     people: PersonBounds | None = None  # bounds on what one person owns
-    num_people: int | None = None  # on a public list; adds designs in blocks of people
-    neighboring_relation: str = "add_remove"
-    schemes: tuple[str, ...] = SCHEMES  # ways to draw episodes that are compared
+    # On a public list; adds designs in blocks of people.
+    num_people: fields.Count | None = None
+    neighboring_relation: Annotated[str, fields.one_of(*NEIGHBORING_RELATIONS)] = (
+        "add_remove"
+    )
+    # Ways to draw episodes that are compared.
+    schemes: Annotated[tuple[str, ...], _schemes] = SCHEMES
     method: str = "rdp"  # of the calibration
 
-    def __post_init__(self) -> None:
-        set_checked(self, _validation.positive_array, "epsilon", one=True)
-        set_checked(self, _validation.open_unit_array, "delta", one=True)
-        if not isinstance(self.schemes, list | tuple):
-            shown = _validation.shown(self.schemes)
-            raise TypeError(f"schemes must be a list of names, got {shown}")
-        if not self.schemes:
-            raise ValueError(f"schemes must be some of {SCHEMES}, got {self.schemes!r}")
-        for scheme in self.schemes:
-            _validation.choice("schemes", scheme, SCHEMES)
-        relation = self.neighboring_relation
-        _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
-        set_checked(self, AT_LEAST_ONE, "num_people", one=True, optional=True)
+    def check_values(self) -> None:
+        """Refuses people without a person to protect, and the reverse."""
         knows_people = self.people is not None or self.num_people is not None
         if knows_people != (self.privacy_unit == PERSON):
             rule = "be left out" if knows_people else "be given, one of them or both"
@@ -201,6 +184,13 @@ class PlanDescription(NamedTuple):
     people: int | None = None  # number of owners of the data; None: not known
     has_public_units: bool = False  # the data state that the list of classes is public
 
+    @classmethod
+    def of(cls, request: PlanRequest, data: ExampleTable, *tables: Any) -> Self:
+        """Returns the plan for loaded data, with the tables ``train`` and ``data``."""
+        owners = None if data.people is None else data.people.people
+        facts = data.features.shape[1:], owners, data.has_public_units
+        return cls(request, data.population, *tables, *facts)
+
 
 def read_plan(path: Path) -> PlanDescription:
     """Returns the plan in a TOML file, or one around a training config.
@@ -213,11 +203,9 @@ def read_plan(path: Path) -> PlanDescription:
         config = TrainingConfig.from_dict(mapping, where="config")
         mapping = plan_around(config, mapping)
     train = mapping.pop("train", None)
-    if train is not None and not isinstance(train, dict):
-        shown = _validation.shown(train)
-        raise TypeError(f"train must be a table of keys, got {shown}")
+    _validation.instance("train", train, dict | None, "a table of keys")
     for name in _SET_BY_PLAN:
-        if train is not None and name in train:
+        if name in (train or {}):
             raise ValueError(f"train.{name} must be left out: the plan sets it")
     table = mapping.pop("population", None)
     request = PlanRequest.from_dict(mapping, where="plan")
@@ -238,36 +226,30 @@ def read_plan(path: Path) -> PlanDescription:
         loaded = request.data.load("train", path.parent)
     else:
         loaded, _ = config.training_data(path.parent)
-    owners = None if loaded.people is None else loaded.people.people
-    facts = loaded.features.shape[1:], owners, loaded.has_public_units
-    return PlanDescription(request, loaded.population, train, mapping["data"], *facts)
+    return PlanDescription.of(request, loaded, train, mapping["data"])
 
 
 def plan_around(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, Any]:
     """Returns a plan's file with the target, data and episodes of a training config."""
     shots, ways, most = config.learner.shots, None, MOST_EPISODES
     sampling: Any = config.step.sampling
-    kind, examples = type(sampling), None
-    if kind is GroupedClasses:
+    if isinstance(sampling, GroupedClasses):
         examples, ways = sampling.examples, int(sampling.ways)
         most = int(sampling.num_classes) // ways
-    elif kind is MultistageSampling and len(sampling.levels) == 2:
+    elif isinstance(sampling, MultistageSampling) and len(sampling.levels) == 2:
         units, examples = sampling.levels
         if units.name == CLASS and isinstance(units, WithoutReplacement):
-            drawn, everyone = units.numbers["size"], units.numbers.get("population")
-            ways = int(drawn)
-            most = max(int(everyone or ways) // ways, 1)
-    if examples is None:
+            ways = int(units.numbers["size"])
+            most = max(int(units.numbers.get("population", ways)) // ways, 1)
+    else:
         raise ValueError(
             "step.sampling must be of episodes of classes, or of tasks with examples, "
             "for a plan around this config; write a plan's file (docs/plan.md)"
         )
-    steps = config.num_steps or STEPS
-    a_step = min(most, MOST_EPISODES)
-    drawn = getattr(examples, "size", None)
-    size = max(int(drawn or 2 * shots), shots + 1)
+    steps, a_step = config.num_steps or STEPS, min(most, MOST_EPISODES)
+    size = max(int(examples.numbers.get("size", 2 * shots)), shots + 1)
     episode = {"shots": shots, "examples": [size], "ways": ways}
-    episode["population"] = getattr(examples, "population", None)
+    episode["population"] = examples.population
     train = {k: v for k, v in mapping.items() if k not in (*_SET_BY_PLAN, *_OF_RUN)}
     if config.learner.kind in CLOSED_FORM:  # the config has no gradient steps
         train |= OF_TASKS if ways is None else OF_CLASSES

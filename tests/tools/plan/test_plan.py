@@ -342,7 +342,7 @@ def refused(tree=CLASSES, **change):
     [
         ({"epsilon": 0.0}, "epsilon must be > 0"),
         ({"total_episodes": 5}, "total_episodes must be at least"),
-        ({"fewest_steps": 100}, "fewest_steps must be at most"),
+        ({"fewest_steps": 100}, "most_steps must be at least fewest"),
         ({"most_steps": None}, "most_steps must be a number"),
         ({"schemes": ("shuffled",)}, "schemes must be one of"),
         ({"alignment": 1.5}, "alignment must lie"),

@@ -192,10 +192,11 @@ def _fewer(
         return kept, place
     counts = log_weight > np.max(log_weight) + np.log(_UPPER_TAIL)
     low, high = np.min(values[counts]), np.max(values[counts])
-    step = max(high - low, 1e-300) / max(most - 1, 1)
-    index = np.ceil((np.clip(values, low, high) - low) / step)
-    # Beyond the relevant values steps grow.
-    index += np.ceil(np.log2(1 + np.maximum(values - high, 0.0) / step))
+    with np.errstate(invalid="ignore"):  # inf - inf at rate 1: all are raised to inf
+        step = max(high - low, 1e-300) / max(most - 1, 1)
+        index = np.ceil((np.clip(values, low, high) - low) / step)
+        # Beyond the relevant values steps grow.
+        index += np.ceil(np.log2(1 + np.maximum(values - high, 0.0) / step))
     index, place = np.unique(index, return_inverse=True)
     largest = np.zeros(len(index))
     np.maximum.at(largest, place, values)

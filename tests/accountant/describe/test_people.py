@@ -145,6 +145,9 @@ def test_merged_binomial_laws_are_larger_and_no_weight_is_lost(
             assert after >= before - 1e-14
     if most > 1e3:
         assert kept @ count == pytest.approx(weight @ number)
+    endless = np.where(number > 0, np.inf, 0.0)  # Poisson rate 1
+    _, raised, _ = fewer_binomials(number, endless, np.log(weight))
+    assert sorted({*raised}) == [0, np.inf]
     larger = tails(30.0, 2.0)
     assert np.all(tails(20.0, 2.0) <= larger) and np.all(tails(30.0, 1.9) <= larger)
 

@@ -193,3 +193,4 @@ def test_a_single_release_has_a_closed_form():
     profile = jde.privacy_profile(jde.LaplaceRelease(0.5), [0.0, 1.0, 2.0, np.inf])
     np.testing.assert_allclose(profile, [*-np.expm1([-1.0, -0.5]), 0, 0], atol=1e-15)
     assert jde.delta(jde.LaplaceRelease(1.0), num_steps=10, epsilon=10.1) == 0
+    assert jde.delta(jde.LaplaceRelease(1e80), num_steps=1, epsilon=0) >= 5e-81

@@ -97,7 +97,7 @@ def displacement(loss: Profile) -> float:
 def _least_loss(loss: Profile) -> np.ndarray:
     """Returns the absolute loss below which losses are treated as 0."""
     hints = loss.hints()
-    return 1e-14 * np.maximum(hints.rate * np.minimum(hints.shift, 1.0), 1e-60)
+    return 1e-14 * np.maximum(hints.rate * np.minimum(hints.shift, 1.0), 1e-290)
 
 
 def loss_rounding(u: np.ndarray | float) -> np.ndarray:

@@ -67,22 +67,33 @@ HIDDEN = "hidden"
 def write_release(
     folder: Path, trainer: Any, log: Path, own: RunStatement
 ) -> list[Path]:
-    """Writes a run's release; returns the files."""
+    """Writes all files of a run's release at once; returns them."""
     if (folder / STORE).exists():
         raise ValueError(f"folder must not be a run's, which is private, got {folder}")
     facts, statement = own.released
     stage, params = trainer.released, trainer.released.params
     if OWN not in trainer.recipe.get("model", {OWN: True}):
         params = without_adapters(stage.learner, params)
-    return export_run(
-        folder,
-        params=params,
-        statement=statement,
-        log=log,
-        facts=facts,
-        description=described_release(trainer),
-        has_public_epsilon=own.has_public_epsilon,
-    )
+    arrays = {
+        path: np.asarray(leaf, np.float32) if leaf.dtype == jnp.bfloat16 else leaf
+        for path, leaf in flat_params(params).items()
+    }
+    # Epsilons from private sizes are not public, nor is the number of steps.
+    records = releasable_records(read_log(log)) if own.has_public_epsilon else []
+    shapes = {name: list(array.shape) for name, array in arrays.items()}
+    described = {**described_release(trainer), "parameters": shapes}
+    lines = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in described.items()]
+    texts = {
+        STATEMENT: statement,
+        PUBLIC_LOG: "".join(json.dumps(record) + "\n" for record in records),
+        FACTS: json.dumps(facts, indent=2, allow_nan=False) + "\n",
+        DESCRIPTION: "{\n" + ",\n".join(lines) + "\n}\n",
+    }
+    with atomic_folder(folder) as whole:
+        np.savez(whole / PARAMETERS, allow_pickle=False, **arrays)
+        for name, text in texts.items():
+            (whole / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in (PARAMETERS, *texts)]
 
 
 def without_adapters(learner: Any, params: Any) -> Any:
@@ -96,39 +107,6 @@ def without_adapters(learner: Any, params: Any) -> Any:
     inner = params["model"] if has_prior else params
     whole = plain_params(apply.module(inner))
     return whole if inner is params else {**params, "model": whole}
-
-
-def export_run(
-    folder: Path,
-    *,
-    params: Any,
-    statement: str,
-    log: Path,
-    facts: Mapping[str, Any],
-    description: Mapping[str, Any],
-    has_public_epsilon: bool = True,
-) -> list[Path]:
-    """Writes all files of a release at once; returns them."""
-    arrays = {
-        path: np.asarray(leaf, np.float32) if leaf.dtype == jnp.bfloat16 else leaf
-        for path, leaf in flat_params(params).items()
-    }
-    # Epsilons from private sizes are not public, nor is the number of steps.
-    records = releasable_records(read_log(log)) if has_public_epsilon else []
-    shapes = {name: list(array.shape) for name, array in arrays.items()}
-    described = {**description, "parameters": shapes}
-    lines = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in described.items()]
-    texts = {
-        STATEMENT: statement,
-        PUBLIC_LOG: "".join(json.dumps(record) + "\n" for record in records),
-        FACTS: json.dumps(facts, indent=2, allow_nan=False) + "\n",
-        DESCRIPTION: "{\n" + ",\n".join(lines) + "\n}\n",
-    }
-    with atomic_folder(folder) as whole:
-        np.savez(whole / PARAMETERS, allow_pickle=False, **arrays)
-        for name, text in texts.items():
-            (whole / name).write_text(text, encoding="utf-8")
-    return [folder / name for name in (PARAMETERS, *texts)]
 
 
 def flat_params(params: Any) -> dict[str, Any]:
@@ -265,8 +243,9 @@ class Release:
                 f"{name} has no embedding: it adapts to each task"
             )
         inputs = self._inputs("examples", examples)
+        how = {"learner": self.learner, "method": "embedding"}
         made = [
-            np.asarray(_embedded(self.params, jnp.asarray(rows), learner=self.learner))
+            np.asarray(_applied(self.params, jnp.asarray(rows), **how))
             for rows, _ in _blocks(inputs)
         ]
         return np.concatenate(made)[: len(inputs)].astype(np.float32)
@@ -297,11 +276,10 @@ class Release:
         ids = id_array("labels", labels)
         if ids.dtype.kind not in "iuU":
             raise TypeError(f"labels must be integers or strings, got {ids.dtype}")
-        rows = self._inputs("support", support)
-        _same_length("labels", ids, rows)
         classes, places = np.unique(ids, return_inverse=True)
         learner = for_ways(self.learner, len(classes))
-        logits = self._predicted(learner, rows, places.astype(np.int32), queries)
+        given = support, "labels", places.astype(np.int32)
+        logits = self._predicted(learner, *given, queries)
         if logits.shape[1] != len(classes):
             raise ValueError(
                 f"labels must name {logits.shape[1]} classes, as many as "
@@ -330,27 +308,31 @@ class Release:
         if not self.is_regression:
             raise NotImplementedError("this release tells classes apart: use classify")
         values = _finite("targets", np.asarray(targets, np.float32))
-        rows = self._inputs("support", support)
-        _same_length("targets", values, rows)
-        return self._predicted(self.learner, rows, values, queries)
+        return self._predicted(self.learner, support, "targets", values, queries)
 
     def _predicted(
-        self, learner: Any, support: np.ndarray, targets: np.ndarray, queries: Any
+        self, learner: Any, support: Any, name: str, targets: np.ndarray, queries: Any
     ) -> np.ndarray:
         """The learner's predictions, block by block of the queries."""
+        rows = self._inputs("support", support)
         wanted = self._inputs("queries", queries)
-        dtype = support.dtype if support.dtype.kind == "f" else np.dtype(np.float32)
+        if targets.shape != rows.shape[:1]:
+            raise ValueError(
+                f"{name} must have one entry for each of the {len(rows)} support "
+                f"examples, got shape {targets.shape}"
+            )
+        dtype = rows.dtype if rows.dtype.kind == "f" else np.dtype(np.float32)
         # Padded to a power of two, so that what is compiled serves other supports.
-        slots = 1 << (len(support) - 1).bit_length()
-        mask = np.zeros(slots, dtype)
-        mask[: len(support)] = 1
+        slots = 1 << (len(rows) - 1).bit_length()
+        mask = _padded(np.ones(len(rows), dtype), slots)
         kind = dtype if learner.is_regression else np.dtype(np.int32)
-        given = _padded(support, slots), _padded(targets.astype(kind), slots), mask
+        given = _padded(rows, slots), _padded(targets.astype(kind), slots), mask
         found = []
-        for rows, there in _blocks(wanted):
-            arrays = (*given, rows, np.zeros(len(rows), kind), there)
+        for some, there in _blocks(wanted):
+            arrays = (*given, some, np.zeros(len(some), kind), there)
             episode = Episode(*map(jnp.asarray, arrays))
-            found.append(np.asarray(_answers(self.params, episode, learner=learner)))
+            made = _applied(self.params, episode, learner=learner, method="predict")
+            found.append(np.asarray(made))
         return np.concatenate(found)[: len(wanted)]
 
     def _inputs(self, name: str, examples: Any) -> np.ndarray:
@@ -374,14 +356,9 @@ class Release:
         return array.astype(wide) if array.dtype.kind == "f" else array
 
 
-@functools.partial(jax.jit, static_argnames="learner")
-def _embedded(params: Any, inputs: Any, *, learner: Any) -> Any:
-    return learner.embedding(params, inputs)
-
-
-@functools.partial(jax.jit, static_argnames="learner")
-def _answers(params: Any, episode: Episode, *, learner: Any) -> Any:
-    return learner.predict(params, episode)
+@functools.partial(jax.jit, static_argnames=("learner", "method"))
+def _applied(params: Any, given: Any, *, learner: Any, method: str) -> Any:
+    return getattr(learner, method)(params, given)
 
 
 def _blocks(inputs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -392,23 +369,13 @@ def _blocks(inputs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     kind = inputs.dtype if inputs.dtype.kind == "f" else np.dtype(np.float32)
     for start in range(0, len(inputs), size):
         rows = inputs[start : start + size]
-        there = np.zeros(size, kind)
-        there[: len(rows)] = 1
-        yield _padded(rows, size), there
+        yield _padded(rows, size), _padded(np.ones(len(rows), kind), size)
 
 
 def _padded(rows: np.ndarray, number: int) -> np.ndarray:
     """Rows, followed by rows of zeros."""
     rest = np.zeros((number - len(rows), *rows.shape[1:]), rows.dtype)
     return np.concatenate([rows, rest])
-
-
-def _same_length(name: str, array: np.ndarray, rows: np.ndarray) -> None:
-    if array.shape != (len(rows),):
-        raise ValueError(
-            f"{name} must have one entry for each of the {len(rows)} support examples, "
-            f"got shape {array.shape}"
-        )
 
 
 def _finite(name: str, array: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from jaxdp_episodic.tools.cli import program
 from jaxdp_episodic.trainer.data.folders import load_class_folders
-from jaxdp_episodic.trainer.run.release import DESCRIPTION, export_run
+from jaxdp_episodic.trainer.run.release import DESCRIPTION
 
 SHAPE = (6, 6, 1)
 RIDGE = {"type": "Ridge"}
@@ -26,28 +26,27 @@ NEAREST = {
 
 def released(folder, *, learner=NEAREST, shape=SHAPE, source=None, calibration=None):
     """A release whose features are the inputs, so that nothing is trained."""
+    description = {
+        "format": "jaxdp-episodic release",
+        "version": 1,
+        "stage": "features",
+        "calibration": calibration,
+        "learner": learner,
+        "has_own_learner": False,
+        "model": {"input_shape": list(shape)},
+        "features": None,
+        "feature_shape": list(shape),
+        "example_shape": list(shape),
+        "dtype": "float32",
+        "source": source or {},
+        "parameters": {},
+    }
     (folder / "log.jsonl").write_text("")
-    export_run(
-        folder / "release",
-        params={},
-        statement="# Privacy of this run\n",
-        log=folder / "log.jsonl",
-        facts={"steps": 0},
-        description={
-            "format": "jaxdp-episodic release",
-            "version": 1,
-            "stage": "features",
-            "calibration": calibration,
-            "learner": learner,
-            "has_own_learner": False,
-            "model": {"input_shape": list(shape)},
-            "features": None,
-            "feature_shape": list(shape),
-            "example_shape": list(shape),
-            "dtype": "float32",
-            "source": source or {},
-        },
-    )
+    (folder / "release").mkdir()
+    np.savez(folder / "release/parameters.npz")
+    (folder / "release/privacy.md").write_text("# Privacy of this run\n")
+    (folder / "release/run.json").write_text('{"steps": 0}')
+    (folder / "release" / DESCRIPTION).write_text(json.dumps(description))
     return folder / "release"
 
 

@@ -241,25 +241,26 @@ def _chosen(
 ) -> tuple[str, str | None, str | None]:
     """The fields to draw: those given, then the longest axes."""
     grid = sweep.grid
-    given = {"--x": x, "--y": y, "--by": by}
-    for option, field in (*given.items(), *(("--fix", f) for f in fixed)):
+    named = [("--x", x), ("--y", y), ("--by", by), *(("--fix", f) for f in fixed)]
+    fields = [field for _, field in named if field is not None]
+    for option, field in named:
         if field is not None:
             sweep.check_field(option, field)
-    named = [*(field for field in given.values() if field is not None), *fixed]
-    used = {grid.dimension_of(field) for field in named}
-    if len(used) < len(named):
+    used = {grid.dimension_of(field) for field in fields}
+    if len(used) < len(fields):
         raise ValueError(
             "--x, --y, --by and --fix must be different axes that are not zipped, got "
-            f"{tuple(named)}"
+            f"{tuple(fields)}"
         )
     free = sorted(set(range(len(grid.shape))) - used, key=lambda d: -grid.shape[d])
     numeric, words = list[str](), list[str]()
-    for dimension in free:
-        field = _numeric_field(sweep, dimension)
-        if field is not None:
-            numeric.append(field)
-        elif grid.shape[dimension] > 1 and grid.dimensions[dimension][0] != QUANTITY:
-            words.append(grid.dimensions[dimension][0])
+    for inside in (grid.dimensions[dimension] for dimension in free):
+        numbers = [field for field in inside if not sweep.is_words(field)]
+        moving = [field for field in numbers if np.ptp(grid.points[field]) > 0]
+        if moving:
+            numeric.append(moving[0])
+        elif grid.points[inside[0]].size > 1 and inside[0] != QUANTITY:
+            words.append(inside[0])
     if x is None:
         if not numeric:
             raise ValueError("--x must be an axis of numbers, but there is none")
@@ -277,15 +278,6 @@ def _chosen(
     if y is not None and kind == "lines":
         raise ValueError(f"--y does not go with --kind lines, got {y!r}")
     return x, y, by or next(iter([*words, *numeric]), None)
-
-
-def _numeric_field(sweep: SweepTable, dimension: int) -> str | None:
-    """The first field of a dimension with several different numbers; None: no such."""
-    for field in sweep.grid.dimensions[dimension]:
-        points = sweep.grid.points[field]
-        if not sweep.is_words(field) and points.min() < points.max():
-            return field
-    return None
 
 
 def _over_axes(

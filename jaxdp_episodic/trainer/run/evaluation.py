@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +40,6 @@ from jaxdp_episodic.trainer.learners.episode import (
     code_of,
     decoded,
     make_blocks,
-    prefetched,
     to_episode,
     zero_block,
 )
@@ -289,18 +287,13 @@ class Evaluation:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Joins what ``act`` makes of each block's predictions, targets and mask."""
         size, draw, found = self._block_size, self._draw, []
-
-        def made(start: int) -> Block:
+        # All blocks together may not fit in memory.
+        for start in range(0, len(draw.mask), size):
             here = slice(start, start + size)
             part = draw._replace(examples=draw.examples[here], mask=draw.mask[here])
-            return make_blocks(part, self.data, block_size=size)[0]
-
-        # All blocks together may not fit in memory.
-        starts = ((start,) for start in range(0, len(draw.mask), size))
-        with closing(prefetched(made, starts)) as blocks:
-            for block in blocks:
-                asked = predicted_of_block(params, block, learner=learner, **self._how)
-                found.append(act(*(np.asarray(a)[block.unit_mask > 0] for a in asked)))
+            (block,) = make_blocks(part, self.data, block_size=size)
+            asked = predicted_of_block(params, block, learner=learner, **self._how)
+            found.append(act(*(np.asarray(a)[block.unit_mask > 0] for a in asked)))
         first, second = map(np.concatenate, zip(*found, strict=True))
         return first, second
 

@@ -97,9 +97,7 @@ def _text(value: Any) -> str:
 # --- CSV of unknown origin: UTF-8, a line of column names ---
 
 
-def csv_lines(
-    path: Path, *, errors: str = "strict"
-) -> Iterator[tuple[int, list[str] | ValueError]]:
+def csv_lines(path: Path, *, errors: str = "strict") -> Iterator[tuple[int, Any]]:
     """Yields (line number, cells or error) of a CSV file; the first has the names."""
     check_plain_file(path)
     with path.open(newline="", encoding="utf-8-sig", errors=errors) as file:
@@ -140,14 +138,12 @@ def read_csv_columns(
     check_plain_file(path)
     if path.stat().st_size > max_bytes:
         raise ValueError(f"must have at most max_bytes={max_bytes} bytes")
+    lines = csv_lines(path)
+    indices = column_places(next(lines)[1], names)  # errors in line 1 are raised
     columns: list[list[str]] = [[] for _ in names]
-    indices = None
-    for _, cells in csv_lines(path):
+    for _, cells in lines:
         if isinstance(cells, ValueError):
             raise cells
-        if indices is None:
-            indices = column_places(cells, names)
-            continue
         for column, index in zip(columns, indices, strict=True):
             column.append(cells[index])
     return dict(zip(names, columns, strict=True))

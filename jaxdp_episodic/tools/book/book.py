@@ -34,10 +34,10 @@ from jaxdp_episodic.tools.book.content import (
     Prices,
     Protected,
     check_name,
-    first_row,
     in_words,
     new_name,
     read_rows,
+    row_of,
 )
 from jaxdp_episodic.tools.book.storage import BookError, Row, Rows, Storage, shown
 
@@ -118,7 +118,7 @@ def create_book(
             )
     named = new_name(), protected, total.epsilon, total.delta
     terms = BookTerms(*named, method, prices)
-    Storage(where).create(first_row(terms))
+    Storage(where).create(row_of(0, "", terms.to_dict()))
     return terms
 
 
@@ -266,7 +266,8 @@ def _changed(
                 content = read_rows(rows.read())
         except BookError as error:
             raise BookError(f"book {shown(where)}: {error}") from None
-        return act(content, lambda record: rows.append(content.next_row(record)))
+        after = content.num_records, content.sha256
+        return act(content, lambda record: rows.append(row_of(*after, record)))
 
     return Storage(where).transaction(read, writes=writes)
 

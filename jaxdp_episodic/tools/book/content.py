@@ -358,10 +358,6 @@ class BookContent:
         runs = (ComposedSteps.from_dict(json.loads(text)) for text in texts)
         return merged(runs, texts.values())
 
-    def next_row(self, record: Mapping[str, Any]) -> Row:
-        """Returns the row for a record after all others."""
-        return _row(self.num_records, self.sha256, record)
-
     def add(self, row: Row) -> None:
         """Checks and adds the next row."""
         record = _record(row, self.num_records, self.sha256)
@@ -422,11 +418,6 @@ def read_rows(rows: Sequence[Row], seen: BookContent | None = None) -> BookConte
     return content
 
 
-def first_row(terms: BookTerms) -> Row:
-    """Returns the first row of a new book."""
-    return _row(0, "", terms.to_dict())
-
-
 def check_name(name: Any) -> None:
     """Refuses a title that cannot be printed in one line."""
     if not isinstance(name, str):
@@ -470,7 +461,8 @@ def _terms(row: Row) -> BookTerms:
     )
 
 
-def _row(number: int, before: str, record: Mapping[str, Any]) -> Row:
+def row_of(number: int, before: str, record: Mapping[str, Any]) -> Row:
+    """Returns the row for a record after the row with the hash ``before``."""
     text = json.dumps(record, separators=(",", ":"), allow_nan=False)
     if len(text) > _MOST_BYTES:
         raise ValueError(

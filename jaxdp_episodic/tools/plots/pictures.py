@@ -507,7 +507,9 @@ def _pareto(
     if QUANTITY in grid.names and QUANTITY not in fix:
         fix = {**fix, QUANTITY: str(grid.points[QUANTITY][0])}
     held = {f: v for f, v in sweep.held([], fix)[1].items() if f in fix}
-    signs = np.array([_sign(sweep, field) for field in fields])
+    costs = ("epsilon", "delta", "noise_multiplier")  # smaller ones are better
+    named = (sweep.description[QUANTITY] if f == sweep.value else f for f in fields)
+    signs = np.where([name.rpartition(".")[2] in costs for name in named], 1.0, -1.0)
     every = max(1, grid.size // _MAX_DOTS)
     front, dots, start = np.empty((0, 2)), [], 0
     names = [*grid.names, sweep.value]
@@ -566,10 +568,3 @@ def _columns(sweep: SweepTable, x: str | None, y: str | None) -> tuple[str, str]
     if x == y:
         raise ValueError(f"--x and --y must differ, got {x!r} twice")
     return x, y
-
-
-def _sign(sweep: SweepTable, field: str) -> float:
-    """1 if smaller values of a column are better, else -1."""
-    name = sweep.description[QUANTITY] if field == sweep.value else field
-    is_cost = name.rpartition(".")[2] in ("epsilon", "delta", "noise_multiplier")
-    return 1.0 if is_cost else -1.0

@@ -64,7 +64,7 @@ def _make_store(folder: Path, like: Any) -> None:
                 f"{folder}: the ledger is not the checkpoint's, or is an older copy"
             )
         releases = _releases(folder / "journal", name, meta["charged_steps"])
-        kept = [*_epoch(folder / "epoch", name), *_best(folder / "best.npz")]
+        kept = list(_kept(folder, name))
         log = folder / "log.jsonl"
         records = read_log(log) if log.exists() else []
     except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
@@ -146,19 +146,17 @@ def _releases(path: Path, run: str, after: int) -> list[tuple[int, list[np.ndarr
     return found
 
 
-def _epoch(path: Path, run: str) -> Iterator[tuple[str, int, list[np.ndarray]]]:
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    with np.load(io.BytesIO(content[32:]), allow_pickle=False) as found:
-        is_ours = str(found["run"]) == run
-        if hashlib.sha256(content[32:]).digest() != content[:32] or not is_ours:
-            raise LedgerError(f"{path} is damaged, or another run's")
-        yield EPOCH, int(found["epoch"]), [np.frombuffer(content[32:], np.uint8)]
-
-
-def _best(path: Path) -> Iterator[tuple[str, int, list[np.ndarray]]]:
-    if path.exists():
-        with np.load(path, allow_pickle=False) as found:
+def _kept(folder: Path, run: str) -> Iterator[tuple[str, int, list[np.ndarray]]]:
+    """The running epoch and the best parameters, if there are any."""
+    epoch, best = folder / "epoch", folder / "best.npz"
+    if epoch.exists():
+        content = epoch.read_bytes()
+        digest, content = content[:32], content[32:]
+        with np.load(io.BytesIO(content), allow_pickle=False) as found:
+            if hashlib.sha256(content).digest() != digest or str(found["run"]) != run:
+                raise LedgerError(f"{epoch} is damaged, or another run's")
+            yield EPOCH, int(found["epoch"]), [np.frombuffer(content, np.uint8)]
+    if best.exists():
+        with np.load(best, allow_pickle=False) as found:
             params = [found[name] for name in found.files if name.startswith("params")]
             yield BEST, int(found["step"]), params

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,6 @@ from jaxdp_episodic.trainer.config.training_start import StartConfig, contributi
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys
-from jaxdp_episodic.trainer.draw.sampler import Draw
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.learners.episode import (
     Block,
@@ -131,18 +131,15 @@ class Training:
 
     def trainer(self, data: ExampleTable, *, num_steps: int) -> Trainer:
         """Returns the unseeded trainer on the canaries' table, with the same noise."""
-        parts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        make, start = parts.pop("make_trainer"), self.start
-        parts |= {
-            "data": data,
-            "budget": dataclasses.replace(
-                self.budget,
-                step=on_data(self.budget.step, data),
-                num_steps=num_steps,
-                permitted_steps=num_steps,
-            ),
-            "start": None if start is None else start(data),
-        }
+        budget = dataclasses.replace(
+            self.budget,
+            step=on_data(self.budget.step, data),
+            num_steps=num_steps,
+            permitted_steps=num_steps,
+        )
+        start = None if self.start is None else self.start(data)
+        parts = vars(self) | {"data": data, "budget": budget, "start": start}
+        make = parts.pop("make_trainer")
         return make(parts.pop("learner"), parts.pop("params"), **parts)
 
 
@@ -257,12 +254,17 @@ def audit_run(
         scores = released_scores(training, canaries, data, steps, on_step).sum(axis=0)
     else:
         scores = loss_decreases(training, canaries, data, steps, generator, on_step)
-    claims = _claims(training, canaries, data, steps)
-    guesses = best_guesses(
-        scores, is_in, delta=training.budget.delta, confidence=confidence
+    # The largest for any choice of canaries.
+    tables = dict.fromkeys(on_data(step, t) for t in (data, *canaries.extremes))
+    runs = [dataclasses.replace(training.budget, step=s).run(steps) for s in tables]
+    delta = training.budget.delta
+    by_rdp, exactly = (
+        max(float(epsilon(run, method=method, delta=delta)) for run in runs)
+        for method in ("rdp", "exact")
     )
+    guesses = best_guesses(scores, is_in, delta=delta, confidence=confidence)
     unit = str(step.privacy_unit)
-    return TrainingAudit(kind, unit, steps, *claims, guesses)
+    return TrainingAudit(kind, unit, steps, by_rdp, exactly, guesses)
 
 
 def audit_steps(
@@ -316,22 +318,20 @@ def audit_steps(
         )
     generator = np.random.default_rng(seed)
     canaries = gradient_canaries(training.data, training.budget.step, 1, generator)
-    scores, tables = [], canaries.extremes
-    for before, data in zip((0, steps), tables, strict=True):
+    taken, parts, claims = itertools.count(1), [], []
 
-        def tell(taken: int, _: int, before: int = before) -> None:
-            if on_step is not None:
-                on_step(before + taken, 2 * steps)
+    def tell(*_: int) -> None:
+        if on_step is not None:
+            on_step(next(taken), 2 * steps)
 
+    for data in canaries.extremes:
         found = released_scores(training, canaries, data, steps, tell)
-        scores.append(found[:, 0].reshape(draws, -1).sum(axis=1))
-    choosing = [int(CHOOSING_SHARE * draws)]
-    choice, counted = zip(*(np.split(s, choosing) for s in scores), strict=True)
+        scores = found[:, 0].reshape(draws, -1).sum(axis=1)
+        parts.append(np.split(scores, [int(CHOOSING_SHARE * draws)]))
+        step = on_data(training.budget.step, data)
+        claims.append(epsilon(step, num_steps=length, delta=deltas))
+    choice, counted = zip(*parts, strict=True)
     bounds = score_bounds(choice, counted, deltas, confidence)
-    claims = [
-        epsilon(on_data(training.budget.step, t), num_steps=length, delta=deltas)
-        for t in tables
-    ]
     return game.ReleaseAudit(np.max(claims, axis=0), bounds)
 
 
@@ -477,8 +477,7 @@ def loss_decreases(
     for draw in itertools.islice(sampler.draws(generator), _MOST_DRAWS):
         holds = np.where(draw.mask, owner[draw.examples], -1)
         shown = np.flatnonzero(np.any(holds.reshape(len(holds), -1) >= 0, axis=1))
-        fields: Any = (None if one is None else one[shown] for one in draw)
-        part = Draw(*fields)
+        part = jax.tree.map(operator.itemgetter(shown), draw)
         blocks = make_blocks(part, table, block_size=_UNITS_AT_ONCE)
         before, after = (
             np.concatenate([np.asarray(losses(params, one)) for one in blocks])
@@ -491,23 +490,6 @@ def loss_decreases(
         if np.all(counts >= _DRAWS_EACH):
             break
     return falls / np.maximum(counts, 1)
-
-
-def _claims(
-    training: Training, canaries: Canaries, data: ExampleTable, num_steps: int
-) -> tuple[float, float]:
-    """Claimed epsilon by RDP and exactly: the largest for any choice of canaries."""
-    budget, tables = training.budget, (data, *canaries.extremes)
-    steps = [on_data(budget.step, table) for table in tables]
-    runs = [
-        dataclasses.replace(budget, step=step).run(num_steps)
-        for step in dict.fromkeys(steps)
-    ]
-    by_rdp, exactly = (
-        max(float(epsilon(run, method=method, delta=budget.delta)) for run in runs)
-        for method in ("rdp", "exact")
-    )
-    return by_rdp, exactly
 
 
 def audit_statistics(

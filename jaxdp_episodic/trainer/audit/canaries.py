@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 
 from jaxdp_episodic import _validation
@@ -238,23 +237,3 @@ class CanaryLearner:
             plain = flat.reshape(-1, *self.feature_shape).astype(self.feature_dtype)
             parts[f"{kind}_inputs"] = as_trained(plain, inputs.dtype)
         return episode._replace(**parts), jnp.concatenate(marks)
-
-
-class Recorded(NamedTuple):
-    """State of an optimizer wrapped by `recording`."""
-
-    inner: Any  # the optimizer's own state
-    canaries: Array  # (num_canaries,) their part of the last released gradient
-
-
-def recording(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns the optimizer; it also keeps the canaries' part of the last gradient."""
-
-    def init(params: Any) -> Recorded:
-        return Recorded(optimizer.init(params), jnp.zeros_like(params[CANARIES]))
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Recorded]:
-        changes, inner = optimizer.update(updates, state.inner, params)
-        return changes, Recorded(inner, updates[CANARIES])
-
-    return optax.GradientTransformation(init, update)

@@ -43,11 +43,11 @@ from jaxdp_episodic.trainer.audit.bounds import (
     score_bounds,
 )
 from jaxdp_episodic.trainer.audit.canaries import (
+    CANARIES,
     Canaries,
     CanaryLearner,
     gradient_canaries,
     input_canaries,
-    recording,
 )
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import DISCRETE, MIXED, ClippingConfig
@@ -396,15 +396,16 @@ def released_scores(
         training,
         learner=learner,
         params=learner.params(training.params),
-        optimizer=recording(training.optimizer),
+        # Its first state is the last released gradient.
+        optimizer=optax.chain(optax.trace(decay=0.0), training.optimizer),
         start=start,
     )
     trainer = marked.trainer(data, num_steps=num_steps)
     deviation, released = trainer.noise_deviation, list[np.ndarray]()
     for taken in _steps_of(trainer, on_step):
         if taken > len(training.budget.before):
-            state: Any = trainer.state.optimizer_state
-            sums = np.asarray(state.canaries, np.float64) * trainer.normalizer
+            gradient = trainer.state.optimizer_state[0].trace[CANARIES]
+            sums = np.asarray(gradient, np.float64) * trainer.normalizer
             released.append(sums / deviation)
             deviation = trainer.noise_deviation  # of the next step
     # Log-likelihood ratios: the clip unit contributes +1 with the canary, else -1.

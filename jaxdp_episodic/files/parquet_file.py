@@ -144,8 +144,8 @@ def _array(values: Any, name: str, path: Path, first: int) -> np.ndarray:
     return array.reshape(shape)
 
 
-def parquet_files(path: Path, name: str, *, rows: int) -> Iterator[list[bytes]]:
-    """Yields a column of image files as bytes, some rows at a time."""
+def parquet_files(path: Path, name: str, *, rows: int) -> Iterator[bytes]:
+    """Yields the image files of a column; ``rows`` are read at a time."""
     for batch in record_batches(path, [name], rows):
         column = batch.column(name)
         if hasattr(column, "field"):
@@ -153,7 +153,7 @@ def parquet_files(path: Path, name: str, *, rows: int) -> Iterator[list[bytes]]:
         cells = column.to_pylist()
         if not all(isinstance(cell, bytes) for cell in cells):
             raise ValueError(f"{path}: column {name[:60]!r} has a missing image")
-        yield cells
+        yield from cells
 
 
 def holds_files(path: Path, name: str) -> bool:

@@ -124,33 +124,30 @@ class Owners:
                 f"{name} must be one id per example, got {_validation.shown(ids)}"
             )
         is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "iufU"
-        if not is_array or ids.ndim != 1:
-            ids = list(ids)
-            for place, cell in enumerate(ids):
-                if isinstance(cell, _SEVERAL):
-                    raise ValueError(
-                        f"{name} must be one id per example, got "
-                        f"{_validation.shown(cell)} in {where(place)}: training does "
-                        "not support examples of several people, because which of one "
-                        "person's examples are kept would depend on the others"
-                    )
-            is_array = False
-        # In an array, each distinct value is checked once.
-        cells, codes = ids, np.arange(len(ids))
-        if is_array:
+        is_array = is_array and ids.ndim == 1
+        if is_array:  # each distinct value is checked once
             values, codes = np.unique(ids, return_inverse=True)
             cells = values.tolist()
-        words = (str(one).strip().lower() for one in cells)
-        missing = np.array([word in _NO_OWNER for word in words], bool)
-        places = np.flatnonzero(missing[codes]) if len(missing) else codes
+        else:
+            cells = list(ids)
+            values, codes = None, np.arange(len(cells))
+        for place, cell in enumerate(cells):
+            if isinstance(cell, _SEVERAL):
+                raise ValueError(
+                    f"{name} must be one id per example, got "
+                    f"{_validation.shown(cell)} in {where(place)}: training does not "
+                    "support examples of several people, because which of one "
+                    "person's examples are kept would depend on the others"
+                )
+        is_missing = [str(one).strip().lower() in _NO_OWNER for one in cells]
+        places = np.flatnonzero(np.array(is_missing, bool)[codes])
         if len(places):
             raise ValueError(
                 f"{name} must be given for every example, but {len(places):,} of "
-                f"{len(ids):,} have none, the first is {where(int(places[0]))}"
+                f"{len(codes):,} have none, the first is {where(int(places[0]))}"
             )
-        values, codes = np.unique(
-            ids if is_array else id_array(name, ids), return_inverse=True
-        )
+        if values is None:
+            values, codes = np.unique(id_array(name, cells), return_inverse=True)
         if values.dtype.kind not in "iuU":
             raise TypeError(
                 f"{name} must be integer or string ids, got an array of {values.dtype}"

@@ -156,19 +156,17 @@ def with_rotations(table: ExampleTable) -> ExampleTable:
         raise ValueError("rotations need data without copies, got a table with copies")
     *above, sizes = table.population.children_counts
     above[-1] = above[-1] * TURNS
-    starts = np.cumsum(sizes) - sizes
     # The original row of each copy, and how often it is turned.
-    turned_sizes = np.repeat(sizes, TURNS)
-    turn = np.repeat(np.tile(np.arange(TURNS), len(sizes)), turned_sizes)
-    begins = np.cumsum(turned_sizes) - turned_sizes
-    row = np.repeat(np.repeat(starts, TURNS) - begins, turned_sizes)
-    row = row + np.arange(len(turn))
+    rows = np.split(np.arange(table.num_examples), np.cumsum(sizes)[:-1])
+    row = np.concatenate([np.tile(own, TURNS) for own in rows])
+    turn = np.concatenate([np.repeat(np.arange(TURNS), len(own)) for own in rows])
     images = np.asarray(table.features[:])
     features = np.empty((len(turn), *shape[1:]), images.dtype)
     for times in range(TURNS):
         here = turn == times
         features[here] = np.rot90(images, times, axes=(1, 2))[row[here]]
-    tree = Population((*above, turned_sizes), table.level_names, _turned_ids(table))
+    sizes = np.repeat(sizes, TURNS)
+    tree = Population((*above, sizes), table.level_names, _turned_ids(table))
     return dataclasses.replace(
         table,
         features=features,

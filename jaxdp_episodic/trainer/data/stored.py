@@ -70,10 +70,12 @@ class Records:
         return self.numbers.with_features(features)
 
 
-def only(wanted: np.ndarray, parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+def only(
+    parts: Callable[[], Iterable[np.ndarray]], wanted: np.ndarray
+) -> Iterator[np.ndarray]:
     """Yields the wanted records from consecutive parts of a whole source."""
     first = 0
-    for values in parts:
+    for values in parts():
         low, high = np.searchsorted(wanted, [first, first + len(values)])
         if high > low:
             yield values[wanted[low:high] - first]

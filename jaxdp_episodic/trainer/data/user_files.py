@@ -141,7 +141,7 @@ def npz_records(
         values = values.reshape(number, *scaled_images(values[:0]).shape[1:])
     whole = _to_keep(values, 0, is_images, what)
     encoding = UNIT if is_images and values.dtype.kind != "f" else None
-    read = functools.partial(only, parts=[whole])
+    read = functools.partial(only, lambda: [whole])
     return Records(numbers, whole.dtype, whole.shape[1:], encoding, read)
 
 
@@ -312,7 +312,7 @@ def table_records(
         refuse_ids_as_names(path, names_of_columns(path), ids)
     if images is None:
         length, parts = number_columns(path, features, cells)
-        how = _FLOAT, (length,), None, lambda wanted: only(wanted, parts())
+        how = _FLOAT, (length,), None, functools.partial(only, parts)
     else:
         how = _image_column(path, images, tuple(shape), size, grey)
     units = {
@@ -389,15 +389,15 @@ def _image_column(
     if parquet_file.holds_files(path, name):
 
         def files() -> Iterator[_Cell]:
-            record = 0
-            for cells in parquet_file.parquet_files(path, name, rows=_BATCH_IMAGES):
-                for content in cells:
-                    record += 1
-                    yield _Cell(content, f"{name} in record {record} of {path}")
+            contents = parquet_file.parquet_files(path, name, rows=_BATCH_IMAGES)
+            for record, content in enumerate(contents, 1):
+                yield _Cell(content, f"{name} in record {record} of {path}")
 
-        item = next(decoded_parts(files(), size, grey)).shape[1:]
-        read = lambda rows: only(rows, decoded_parts(files(), size, grey, item))  # noqa: E731
-        return np.dtype(np.uint8), item, UNIT, read
+        def pixels() -> Iterator[np.ndarray]:
+            return decoded_parts(files(), size, grey)
+
+        item = next(pixels()).shape[1:]
+        return np.dtype(np.uint8), item, UNIT, functools.partial(only, pixels)
     if not shape:
         said = f"shape must be given for the lists of numbers in column {name!r}"
         raise ValueError(f"{said} of {path}, for example 32 32 3")
@@ -414,7 +414,7 @@ def _image_column(
 
     is_coded = probe.dtype.kind == "b" or probe.dtype == np.uint8
     dtype, scale = (np.dtype(np.uint8), UNIT) if is_coded else (_FLOAT, None)
-    return dtype, item, scale, lambda wanted: only(wanted, kept())
+    return dtype, item, scale, functools.partial(only, kept)
 
 
 class _Cell(io.BytesIO):

@@ -156,62 +156,48 @@ def _kept(
             continue
         units = table.places(depth - height)
         if most is not None:
+            rows = np.flatnonzero(kept)
+            person = owners.codes[rows]
+            # Each unit of a person counts once. A group is all of a person's units in
+            # one unit of the level above.
+            first, unit_of_row = _numbered(person, units[rows])
+            group = _numbered(person, within[rows])[1][first]
+            size = np.bincount(group)[group]
+            beyond = np.flatnonzero(size > most)
+            if refuse and beyond.size:
+                number = len(np.unique(person[first[beyond]]))
+                raise ValueError(
+                    f"people must be within the bounds, but {number:,} of "
+                    f"{len(np.unique(person)):,} exceed {name}={most}, the largest "
+                    f"with {int(size.max()):,}: the guarantee would not hold for them; "
+                    "state larger public bounds, or truncate"
+                )
+            first, group = rows[first[beyond]], group[beyond]
             # A class or task is hashed by its own id, an example by its class's id and
             # its rank among the owner's examples there.
-            named, place = (units, depth - height) if height else (within, depth - 1)
-            ids = np.zeros(1, np.int64)
-            if place > 0:
-                ids = unit_labels(table.population, place, place)
-            rows = np.flatnonzero(kept)
-            columns = owners.codes[rows], within[rows], units[rows]
-            first, group, child = _beyond(*columns, int(most), name, refuse)
-            if first.size:
-                own = 0 * first if height else _ranks(group, np.arange(len(first)))
-                described = zip(
-                    owners.names[columns[0][first]].tolist(),
-                    map(ids.item, named[rows[first]].tolist()),
-                    own.tolist(),
-                    strict=True,
-                )
-                hashes = [_hash(name, *one) for one in described]
-                stays = np.ones(int(child.max()) + 1, bool)
-                stays[child[first]] = _ranks(group, np.array(hashes, np.uint64)) < most
-                kept[rows] = stays[child]
+            level, unit, own = depth - height, units[first], 0 * first
+            if height == 0:
+                level, unit = depth - 1, within[first]
+                own = _ranks(group, np.arange(len(group)))
+            ids = np.zeros(1, np.int64)  # of data without classes
+            if level > 0:
+                ids = unit_labels(table.population, level, level)
+            names = owners.names[owners.codes[first]].tolist()
+            described = zip(names, ids[unit].tolist(), own.tolist(), strict=True)
+            hashes = np.array([_hash(name, *one) for one in described], np.uint64)
+            stays = np.ones(len(size), bool)
+            stays[beyond] = _ranks(group, hashes) < most
+            kept[rows] = stays[unit_of_row]
         if most is not None or name == "classes":
             within = units
     return kept
 
 
-def _beyond(
-    person: np.ndarray,
-    within: np.ndarray,
-    unit: np.ndarray,
-    most: int,
-    name: str,
-    refuse: bool,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns row and group of each unit beyond, and the number of a row's unit."""
-    # A group is a person within a unit of the level above; each unit counts once.
-    group, child = _numbered(person, within), _numbered(person, unit)
-    first = np.unique(child, return_index=True)[1]
-    group = group[first]
-    size = np.bincount(group)[group]
-    beyond = np.flatnonzero(size > most)
-    if refuse and beyond.size:
-        number = len(np.unique(person[first[beyond]]))
-        raise ValueError(
-            f"people must be within the bounds, but {number:,} of "
-            f"{len(np.unique(person)):,} exceed {name}={most}, the largest with "
-            f"{int(size.max()):,}: the guarantee would not hold for them; state larger "
-            "public bounds, or truncate"
-        )
-    return first[beyond], group[beyond], child
-
-
-def _numbered(person: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """Returns the number of each (person, unit) pair among all distinct pairs."""
+def _numbered(person: np.ndarray, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first row of each (person, unit) pair, and the pair of each row."""
     keys = person * (int(unit.max(initial=0)) + 1) + unit
-    return np.unique(keys, return_inverse=True)[1].reshape(-1)
+    _, first, pair = np.unique(keys, return_index=True, return_inverse=True)
+    return first, pair.reshape(-1)
 
 
 def _ranks(group: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -109,7 +109,6 @@ def numeric_fields(
     return found
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Axis(fields.CheckedSpec):
     """The values of one field, given in exactly one of three ways."""
 

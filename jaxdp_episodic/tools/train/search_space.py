@@ -51,7 +51,6 @@ class Choice(Spec):
         return self.values[int(generator.integers(len(self.values)))]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Integers(fields.CheckedSpec):
     """A whole number from ``low`` to ``high``, both included."""
 
@@ -73,7 +72,6 @@ class Integers(fields.CheckedSpec):
         return int(generator.integers(self.low, self.high, endpoint=True))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Uniform(fields.CheckedSpec):
     """A number between ``low`` and ``high``."""
 
@@ -108,7 +106,6 @@ class LogUniform(Uniform):
 Distribution = Choice | Integers | Uniform | LogUniform
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class SearchSettings(fields.CheckedSpec):
     """The target of a search, its number of runs, and the score that decides."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
@@ -75,7 +75,6 @@ Rule = Callable[[Released], str | None]
 """Returns the name of the next option, or None to end the run."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class StopWhenStalled(CheckedSpec):
     """Trains until its steps are used up, or until noisy scores stop improving.
 
@@ -102,7 +101,6 @@ class StopWhenStalled(CheckedSpec):
         return _due(released, self, (self.train,)) or _if_left(released, self.train)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class NextWhenStalled(CheckedSpec):
     """Takes one option until noisy scores stop improving, then the next one.
 
@@ -131,7 +129,6 @@ class NextWhenStalled(CheckedSpec):
         return due or _if_left(released, self.options[turn])
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class SpendRest(CheckedSpec):
     """Takes one option a number of times, and spends the rest of the budget on another.
 
@@ -197,7 +194,6 @@ _MOST_IN_RULE = 64  # options of a rule
 _TRAINED_ON = ("train", "all")
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class CheckConfig(CheckedSpec):
     """Noisy scores on private held-out tasks; see `PrivateValidation`."""
 
@@ -227,7 +223,6 @@ class CheckConfig(CheckedSpec):
             )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class OptionConfig(CheckedSpec):
     """A kind of step that the run may take."""
 
@@ -236,7 +231,6 @@ class OptionConfig(CheckedSpec):
     most: Count | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class AdaptiveConfig(CheckedSpec):
     """An adaptive budget instead of a plan.
 

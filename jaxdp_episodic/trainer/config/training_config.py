@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -62,7 +62,6 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 _noise = functools.partial(_validation.float32_number, zero=True)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class StepConfig(CheckedSpec):
     """A `GaussianStep` without sizes, which are public bounds or the data's own.
 
@@ -149,7 +148,6 @@ def _states_its_sizes(sampling: Sampling | Scheme) -> bool:
     )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingConfig(CheckedSpec):
     """A private training run; the dictionary form is what a TOML file holds.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -141,7 +140,6 @@ def _bands(name: str, value: Any) -> int | str:
         ) from None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class NoiseConfig(CheckedSpec):
     """Correlated noise: the table form of ``noise``. See docs/correlated.md."""
 
@@ -166,7 +164,6 @@ def checked_noise(name: str, value: Any) -> str | NoiseConfig:
     return _validation.choice(name, value, NOISES)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class PeopleConfig(CheckedSpec):
     """Public bounds of what one person owns; see `PersonBounds`."""
 
@@ -185,7 +182,6 @@ class PeopleConfig(CheckedSpec):
         return PersonBounds(**{name: getattr(self, name) for name in BOUNDS})
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class LearnerConfig(CheckedSpec):
     """What an episode teaches, and how; docs/training.md lists the keys."""
 
@@ -225,7 +221,6 @@ class LearnerConfig(CheckedSpec):
         return self.loss == SQUARED_ERROR
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class ModelConfig(CheckedSpec):
     """The network; docs/training.md lists the keys."""
 
@@ -271,7 +266,6 @@ class ModelConfig(CheckedSpec):
         return bool(episodes < _FEW_EPISODES)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class OptimizerConfig(CheckedSpec):
     """The optimizer of the outer loop, which sees noised gradients only."""
 
@@ -297,7 +291,6 @@ class OptimizerConfig(CheckedSpec):
             )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class ClippingConfig(CheckedSpec):
     """How contributions are bounded by the clip norm C, and how C changes.
 
@@ -359,7 +352,6 @@ def _splits(name: str, value: Any) -> tuple[str, ...]:
     return () if value in ([], ()) else listed(name, value)  # may be empty
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class EvaluationConfig(CheckedSpec):
     """How the model is judged on held-out tasks."""
 
@@ -393,7 +385,6 @@ def _sides(name: str, value: Any) -> tuple[int, int]:
     return height, width
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class FeaturesConfig(CheckedSpec):
     """Fixed features of the examples; docs/backbones.md lists the keys."""
 

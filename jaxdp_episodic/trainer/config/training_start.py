@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 from jaxdp_episodic import _validation
@@ -51,7 +50,6 @@ Stages = functools.partial(
 )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class StartConfig(CheckedSpec):
     """Private statistics that a run begins with.
 

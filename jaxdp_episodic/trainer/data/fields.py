@@ -6,6 +6,7 @@ which raises for a bad value. A field of a spec's type must be such a spec.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import typing
 from collections.abc import Callable, Mapping
@@ -26,8 +27,15 @@ class _NestedSpecs:
         }
 
 
+@typing.dataclass_transform(eq_default=False, kw_only_default=True, frozen_default=True)
 class CheckedSpec(Spec):
-    """Base of specs checked by their field types; `check_values` runs afterwards."""
+    """Base of frozen dataclasses with keywords, checked by their field types.
+
+    `check_values` runs afterwards.
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, eq=False, kw_only=True)(cls)
 
     nested_specs: ClassVar[Any] = _NestedSpecs()
 

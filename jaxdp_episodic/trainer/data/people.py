@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,6 @@ from jaxdp_episodic.trainer.data.table import ExampleTable, unit_labels
 _SALT = "jaxdp-episodic people 1"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Truncation(CheckedSpec):
     """What truncation to the bounds left out; recorded in the ledger.
 

@@ -8,7 +8,6 @@ import itertools
 import os
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -76,12 +75,11 @@ class Source(CheckedSpec):
     """Base of the sources; `load` returns one split."""
 
     loader: ClassVar[Callable[..., ExampleTable]]  # called with `options`
-    rotations: bool | None = None  # only for sources of images
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split, with rotated copies of its classes if configured."""
         data = self.read(split, base)
-        return with_rotations(data) if self.rotations else data
+        return with_rotations(data) if self.copies > 1 else data
 
     def read(self, split: str, base: Path | None) -> ExampleTable:
         """Returns a split without rotated copies."""
@@ -99,10 +97,9 @@ class Source(CheckedSpec):
     @property
     def copies(self) -> int:
         """Number of classes made from each class of the source."""
-        return TURNS if self.rotations else 1
+        return TURNS if getattr(self, "rotations", None) else 1
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class FileSource(Source):
     """Base of sources whose held-out data are a share of their classes, or a path."""
 
@@ -160,7 +157,6 @@ class FileSource(Source):
         return self.loader(path, **self.options)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Glyphs(Source):
     """The embedded glyphs; see `load_glyphs`. Splits train, validation, test."""
 
@@ -171,7 +167,6 @@ class Glyphs(Source):
     rotations: Flag | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Schools(Source):
     """Pupils of English schools; see `load_schools`. Splits train, validation, test."""
 
@@ -179,7 +174,6 @@ class Schools(Source):
     authorities: Flag = False
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Sinusoids(Source):
     """Synthetic tasks; see `make_sinusoids`. Splits train, validation, test."""
 
@@ -193,7 +187,6 @@ class Sinusoids(Source):
         return make_sinusoids(tasks, points=self.points, seed=SPLITS.index(split))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Npz(FileSource):
     """A user's arrays; see `load_npz`."""
 
@@ -207,7 +200,6 @@ class Npz(FileSource):
         return super()._loaded(path, split, parts)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class ClassFolders(FileSource):
     """One folder of images per class; see `load_class_folders`."""
 
@@ -223,7 +215,6 @@ class ClassFolders(FileSource):
         return load_class_folders(path, keeps=keeps, **self.options)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Omniglot(FileSource):
     """Omniglot's folders, such as ``images_background``; see `load_omniglot`."""
 
@@ -234,7 +225,6 @@ class Omniglot(FileSource):
     rotations: Flag | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class MiniImageNet(Source):
     """Folders or lists of ``train``, ``val`` and ``test``; see `load_mini_imagenet`."""
 
@@ -245,7 +235,6 @@ class MiniImageNet(Source):
     rotations: Flag | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Table(FileSource):
     """Columns of a CSV or Parquet file; see `load_table`."""
 
@@ -263,7 +252,6 @@ class Table(FileSource):
         return load_table(path, **options)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Stored(Source):
     """A folder made by `jaxdp-episodic data import`; see `load_stored`."""
 

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -34,7 +33,6 @@ def salted_fraction(salt: str, name: Any) -> float:
     return int.from_bytes(digest[:4], "big") / 2**32
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class ClassSplit(CheckedSpec):
     """Splits classes into train, validation and test by a keyed hash of their names.
 

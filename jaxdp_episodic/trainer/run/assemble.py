@@ -265,7 +265,7 @@ def assembled(
                 "function, to run_training), got "
                 f"{'neither' if given is None else 'both'}"
             )
-        rule = named if given is None else given
+        rule: Any = named if given is None else given
         trainer = AdaptiveTrainer(rule=rule, checks=checks, **common, **parts)
     trainer.recipe = _recipe(config, tables, own)
     size = sum(leaf.size for leaf in jax.tree.leaves(parts["params"]))

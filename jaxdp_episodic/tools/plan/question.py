@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from jaxdp_episodic.tools.requests.request import read_population
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM
 from jaxdp_episodic.trainer.data import fields
-from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource
+from jaxdp_episodic.trainer.data.sources import DataSource
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 # Ways to draw the episodes of a step.
@@ -67,7 +67,6 @@ def _sizes(name: str, value: Any) -> tuple[int, ...]:
     return fields.numbers(name, value, most=_MAX_SIZES, check=AT_LEAST_ONE, what=what)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class EpisodeShape(fields.CheckedSpec):
     """The sizes of an episode."""
 
@@ -89,7 +88,6 @@ class EpisodeShape(fields.CheckedSpec):
             )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Compute(fields.CheckedSpec):
     """The compute budget."""
 
@@ -108,7 +106,6 @@ class Compute(fields.CheckedSpec):
                 )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Learning(fields.CheckedSpec):
     """What is known about the learning problem; the defaults are guesses."""
 
@@ -126,17 +123,8 @@ def _schemes(name: str, value: Any) -> tuple[str, ...]:
     return tuple(_validation.choice(name, scheme, SCHEMES) for scheme in names)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class PlanRequest(fields.CheckedSpec):
     """The request for a plan; its dictionary form is the content of a TOML file."""
-
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "data": SOURCES,
-        "episode": (EpisodeShape,),
-        "compute": (Compute,),
-        "learning": (Learning,),
-        "people": (PersonBounds,),
-    }
 
     epsilon: fields.Positive  # the target
     delta: Annotated[float, fields.within(0.0, 1.0, "()")]  # the target

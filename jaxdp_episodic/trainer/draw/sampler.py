@@ -32,27 +32,9 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.step import check_clip_unit
 from jaxdp_episodic.trainer.data.owners import Owners
-from jaxdp_episodic.trainer.draw import complete
+from jaxdp_episodic.trainer.draw import complete, rows, tree_draw
 from jaxdp_episodic.trainer.draw.blocks import BlockExamples, random_blocks
-from jaxdp_episodic.trainer.draw.rows import (
-    Epoch,
-    Rows,
-    class_rows,
-    episode_rows,
-    epoch_rows,
-    fixed_rows,
-    random_groups,
-    tree_rows,
-)
-from jaxdp_episodic.trainer.draw.tree_draw import (
-    NO_UNIT,
-    Level,
-    check_levels,
-    check_public_sizes,
-    fill_slots,
-    make_level,
-    make_levels,
-)
+from jaxdp_episodic.trainer.draw.tree_draw import Level, make_levels
 
 
 def rows_and_levels(
@@ -61,7 +43,7 @@ def rows_and_levels(
     clip_unit: str,
     slots_of: str | None = None,
     num_people: int = 0,
-) -> tuple[Rows, Sequence[Level]]:
+) -> tuple[rows.Rows, Sequence[Level]]:
     """Returns the rows of a draw, and the levels drawn below them."""
     if isinstance(sampling, MultistageSampling):
         epochs = epoch_scheme(sampling)
@@ -78,18 +60,18 @@ def rows_and_levels(
             slots_of = None
         levels = make_levels(sampling.levels, population, slots_of)
         if epochs is not None:
-            return epoch_rows(epochs, levels[0]), levels[1:]
+            return rows.epoch_rows(epochs, levels[0]), levels[1:]
         clip_level = (RESERVED_LEVEL_NAME, *sampling.level_names).index(clip_unit)
-        return tree_rows(levels[:clip_level]), levels[clip_level:]
+        return rows.tree_rows(levels[:clip_level]), levels[clip_level:]
     if isinstance(sampling, IndependentEpisodes):
         levels = make_levels(sampling.sampling.levels, population, slots_of)
-        return fixed_rows(int(np.asarray(sampling.num_episodes))), levels
+        return rows.fixed_rows(int(np.asarray(sampling.num_episodes))), levels
     episodes: Any = sampling.episodes
     if isinstance(sampling, PeopleBlocks):
         width, below = int(np.asarray(sampling.people_per_block)), ()
         partition = functools.partial(random_blocks, sampling, num_people)
     else:
-        check_levels(sampling.level_names[1:], population)
+        tree_draw.check_levels(sampling.level_names[1:], population)
         classes, slots = population.num_units(1), int(np.asarray(sampling.num_classes))
         if classes > slots or (classes < slots and slots_of != CLASS):
             rule = "at least" if slots_of == CLASS else "exactly"
@@ -98,13 +80,13 @@ def rows_and_levels(
                 f"data, {classes}, got {slots}"
             )
         counts = population.children_counts[1]
-        below = (make_level(sampling.examples, counts, slots_of),)
+        below = (tree_draw.make_level(sampling.examples, counts, slots_of),)
         if episodes is None:
-            return class_rows(sampling, classes), below
+            return rows.class_rows(sampling, classes), below
         width = int(np.asarray(sampling.ways))
-        partition = functools.partial(random_groups, sampling, classes)
+        partition = functools.partial(rows.random_groups, sampling, classes)
     pool = int(sampling.num_possible_episodes)
-    return episode_rows(episodes, pool, partition, width), below
+    return rows.episode_rows(episodes, pool, partition, width), below
 
 
 class Draw(NamedTuple):
@@ -188,7 +170,7 @@ class EpisodeSampler:
         if not population_is_accounted:
             for level in (*self._rows.levels, *self._below):
                 if level.scheme.name in checked:
-                    check_public_sizes(level)
+                    tree_draw.check_public_sizes(level)
         widths = tuple(level.width for level in self._below)
         # One axis for each level below the clip unit.
         self.slot_shape: tuple[int, ...] = (*self._rows.inner_shape, *widths)
@@ -221,7 +203,7 @@ class EpisodeSampler:
             fewest = 2
         return complete.complete_in_draw(draw.mask, draw.holds_null, needs, fewest)
 
-    def begin_epoch(self, generator: np.random.Generator) -> Epoch:
+    def begin_epoch(self, generator: np.random.Generator) -> rows.Epoch:
         """Returns the units of each step of a newly drawn epoch."""
         _check_generator(generator)
         if self.steps_per_epoch is None:
@@ -240,12 +222,14 @@ class EpisodeSampler:
             )
         if self.steps_per_epoch is None and members is not None:
             raise ValueError("members must be None for a sampling without epochs")
-        rows = self._rows.draw(generator) if members is None else members
-        units = rows.copy() if self._rows.are_units else np.full(len(rows), NO_UNIT)
+        starts = self._rows.draw(generator) if members is None else members
+        units = starts.copy()
+        if not self._rows.are_units:
+            units = np.full(len(starts), tree_draw.NO_UNIT)
         if self._blocks is not None:
-            examples, mask, null = self._blocks.fill(rows, generator)
+            examples, mask, null = self._blocks.fill(starts, generator)
         else:
-            examples, mask, null = fill_slots(rows, self._below, generator)
+            examples, mask, null = tree_draw.fill_slots(starts, self._below, generator)
         return Draw(examples, mask, units, null)
 
 

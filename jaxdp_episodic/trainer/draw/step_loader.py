@@ -77,16 +77,8 @@ def step_loader(
         bounds.
       NotImplementedError: another design, or such a step.
     """
-    draws = StepDraws(
-        step,
-        len(dataset),
-        num_steps,
-        units=units,
-        owners=owners,
-        truncate=truncate,
-        entropy=entropy,
-        first_step=first_step,
-    )
+    about = units, owners, truncate, entropy, first_step
+    draws = StepDraws(step, len(dataset), num_steps, *about)
     rows = _Rows(dataset, draws.sampler.slot_shape)
     return _data.DataLoader(rows, batch_sampler=draws, collate_fn=rows, **options)
 
@@ -99,7 +91,6 @@ class StepDraws:
         step: GaussianStep,
         num_examples: int,
         num_steps: int,
-        *,
         units: Mapping[str, Any] | None = None,
         owners: Any = None,
         truncate: bool = False,

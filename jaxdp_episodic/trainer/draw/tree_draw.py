@@ -175,11 +175,9 @@ class Level:
     scheme: Scheme  # with scalar fields
     # For each unit of the level above, the number of children (or slots) to draw from.
     counts: np.ndarray
-    # Index of each unit's first child among all units of this level.
-    starts: np.ndarray
-    # Number of children that exist; slots from this index on are null.
+    # Number of children that exist; slots from this index on are null. The same array
+    # as ``counts``, unless these are a public number of slots.
     filled: np.ndarray
-    has_slots: bool  # whether ``counts`` are a public number of slots, not children
 
     @property
     def width(self) -> int:
@@ -195,6 +193,11 @@ class Level:
         if isinstance(self.scheme, Poisson):
             return self.counts * float(np.asarray(self.scheme.sampling_probability))
         return np.minimum(self.counts, _size(self.scheme)).astype(np.float64)
+
+    @functools.cached_property
+    def _starts(self) -> np.ndarray:
+        """Index of each unit's first child among all units of this level."""
+        return np.cumsum(self.filled) - self.filled
 
     @functools.cached_property
     def _counts_and_null(self) -> np.ndarray:
@@ -215,7 +218,7 @@ class Level:
         else:
             drawn = without_replacement(counts, _size(self.scheme), generator)
         parents = units[drawn.owner]
-        children = self.starts[parents] + drawn.child
+        children = self._starts[parents] + drawn.child
         is_null = drawn.child >= self.filled[parents]
         return np.where(is_null, NULL, children), drawn.owner
 
@@ -229,9 +232,8 @@ def make_level(
     scheme: Scheme, counts: np.ndarray, slots_of: str | None = None
 ) -> Level:
     """Returns a level; the level named ``slots_of`` draws among public slots."""
-    starts = np.cumsum(counts) - counts
     if scheme.name != slots_of:
-        return Level(scheme, counts, starts, counts, has_slots=False)
+        return Level(scheme, counts, counts)
     if scheme.population is None:
         raise ValueError(
             f"level {scheme.name!r}: population (the public number of slots to sample "
@@ -243,8 +245,7 @@ def make_level(
             f"level {scheme.name!r}: population (slots) must be at least the number of "
             f"children of every unit under zero_out, up to {most} here, got {slots}"
         )
-    public = np.full(counts.shape, slots, np.int64)
-    return Level(scheme, public, starts, counts, has_slots=True)
+    return Level(scheme, np.full(counts.shape, slots, np.int64), counts)
 
 
 def make_levels(
@@ -300,17 +301,11 @@ def expected_total(levels: Sequence[Level]) -> float:
     """Returns the mean number of units drawn at the last level; 1 without levels."""
     if not levels:
         return 1.0
-    # Avoids probabilities per unit of the last level, which may be very large.
-    return float(np.sum(chances(levels[:-1]) * levels[-1].expected))
-
-
-def chances(levels: Sequence[Level]) -> np.ndarray:
-    """Returns the probability that each unit of the last level is drawn."""
-    result = np.ones(1)
-    for level in levels:
+    chances = np.ones(1)  # of each unit; the last level's may be very many
+    for level in levels[:-1]:
         share = level.expected / np.maximum(level.counts, 1)
-        result = np.repeat(result * share, level.filled)
-    return result
+        chances = np.repeat(chances * share, level.filled)
+    return float(np.sum(chances * levels[-1].expected))
 
 
 def largest_total(levels: Sequence[Level]) -> int:
@@ -329,8 +324,8 @@ def check_public_sizes(level: Level) -> None:
     """Raises if the tree contradicts a scheme's ``population``."""
     # If the step is accounted with this number, a false lower bound would understate
     # the rate, and a false upper bound would understate the sensitivity.
-    scheme = level.scheme
-    if scheme.population is None or not level.counts.size or level.has_slots:
+    scheme, has_slots = level.scheme, level.counts is not level.filled
+    if scheme.population is None or not level.counts.size or has_slots:
         return
     claimed = int(np.asarray(scheme.population))
     # A person may join an empty unit and would be its only child.

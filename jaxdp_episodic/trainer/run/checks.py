@@ -354,9 +354,8 @@ def found_in_both(
     if protects_people(step):
         if held_out.owners is None or trained.owners is None:
             return "perhaps people in both: one of the two names no owners", ""
-        ours, theirs = held_out.owners.present, trained.owners.present
         unit = PERSON
-        if ours.dtype.kind != theirs.dtype.kind:
+        if len({_names_of(one, unit).dtype.kind for one in (held_out, trained)}) > 1:
             return "perhaps people in both: their names are of two kinds", ""
     else:
         same = shared_rows(held_out, trained)
@@ -365,9 +364,7 @@ def found_in_both(
             if len(same) > _MOST_EQUAL * held_out.num_examples:
                 return found, ""
             by_chance = found
-        ours, theirs = (_names_of(table, unit) for table in (held_out, trained))
-    both = _in_both(ours, theirs)
-    if both:
+    if both := _in_both(held_out, trained, unit):
         return f"{len(both):,} {unit!r} units in both, such as {both[0]!r}", by_chance
     return "", by_chance
 
@@ -379,13 +376,13 @@ def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> Non
             f"held-out data ({split!r}) must be other data than those trained on, got "
             "the same units with the same examples"
         )
-    common: dict[str, tuple[Sequence[Any], int]] = {}
-    if data.owners is not None and trained.owners is not None:
-        people = data.owners.present
-        common["people"] = _in_both(people, trained.owners.present), len(people)
+    named = {"people": PERSON}
     if len(data.level_names) > 1 and data.level_names[-2] in trained.level_names:
-        ours, theirs = (_names_of(t, t.level_names[-2:][0]) for t in (data, trained))
-        common[f"{data.level_names[-2]} names"] = _in_both(ours, theirs), ours.size
+        named[f"{data.level_names[-2]} names"] = data.level_names[-2]
+    common: dict[str, tuple[Sequence[Any], int]] = {
+        what: (_in_both(data, trained, unit), len(_names_of(data, unit)))
+        for what, unit in named.items()
+    }
     common["examples (rows)"] = shared_rows(data, trained), len(data.features)
     for what, (both, of) in common.items():
         if both:
@@ -397,8 +394,9 @@ def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> Non
             )
 
 
-def _in_both(ours: np.ndarray, theirs: np.ndarray) -> list[Any]:
-    """The names in both arrays, sorted; names of different types are never equal."""
+def _in_both(data: ExampleTable, other: ExampleTable, unit: str) -> list[Any]:
+    """The names in both tables, sorted; names of different types are never equal."""
+    ours, theirs = _names_of(data, unit), _names_of(other, unit)
     if ours.dtype.kind != theirs.dtype.kind:
         return []
     return np.intersect1d(ours, theirs).tolist()
@@ -410,7 +408,9 @@ def protects_people(step: GaussianStep) -> bool:
 
 
 def _names_of(data: ExampleTable, unit: str) -> np.ndarray:
-    """Names of the units of a level; empty if they are only numbered."""
+    """Names of the people, or of a level's units; empty if these are only numbered."""
+    if unit == PERSON and data.owners is not None:
+        return data.owners.present
     names, ids = data.level_names, data.population.unit_ids or ()
     level = names.index(unit) if unit in names else len(ids)
     every = found = np.asarray(ids[level]) if level < len(ids) else np.empty(0)

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.files.archive import check_plain_file, read_arrays
+from jaxdp_episodic.files.archive import read_arrays, read_bounded
 from jaxdp_episodic.files.json_file import read_json
 from jaxdp_episodic.trainer.config.training_parts import (
     MOST_INNER_STEPS,
@@ -61,7 +61,12 @@ _WITH_PRIORS = (MixedModel.__name__, BayesianRegression.__name__)
 _MOST = {"inner_steps": MOST_INNER_STEPS, "powers": MOST_POWERS, "rank": MOST_UNITS}
 _MOST_AXES = 8  # of an example or a parameter
 _MOST_NUMBERS = 2**30  # of an example or a parameter
-_TYPES = {"int": (int,), "float": (int, float), "bool": (bool,)}  # others are str
+# Types of a declared number or flag, in words too; others are str.
+_TYPES = {
+    "int": ((int,), "of type int"),
+    "float": ((int, float), "a finite number"),
+    "bool": ((bool,), "of type bool"),
+}
 _DTYPES = tuple(np.dtype(code).name for code in "bBhHiIlLefd")
 
 
@@ -94,7 +99,9 @@ def load_release(
         is needed and not given, or given and not needed.
     """
     folder = Path(folder)
-    _refuse_links(folder)
+    for name in (DESCRIPTION, PARAMETERS, STATEMENT, FACTS):
+        if (folder / name).is_symlink():  # it could show a file from elsewhere
+            raise ValueError(f"{folder / name} must be a file, got a link to one")
     with _validation.prefixed(folder / DESCRIPTION):
         description = _description(folder)
         shape = _shape("example_shape", description["example_shape"], fewest=1)
@@ -103,13 +110,13 @@ def load_release(
         is_own = _validation.flag("has_own_learner", description["has_own_learner"])
         named = _table("parameters", description["parameters"])
         wanted = {n: _shape(f"parameters.{n}", value) for n, value in named.items()}
-        fields, starts = _unwrapped(description["learner"])
+        fields, starts = _table("learner", description["learner"]), 0
+        while fields["type"] == Started.__name__:
+            fields, starts = _table("learner", fields["learner"]), starts + 1
         # The model's parameters are below so many keys "model".
         depth = starts + (fields["type"] in _WITH_PRIORS)
         functions, like = _functions(description, fields, depth, model, wanted)
-        made = _learner(fields, functions, learner)
-        for _ in range(starts):
-            made = Started(made)
+        inner = _learner(fields, functions, learner)
         if learner is not None and not is_own:
             raise ValueError("learner must be left out: the release describes its own")
         fixed = _features(description["features"], features)
@@ -128,10 +135,12 @@ def load_release(
         params = _params(arrays, wanted, like, depth)
     if learner is None:  # a user's own may take certain episodes only
         with _validation.prefixed(folder / DESCRIPTION):
-            _check_use(made, params, seen, dtype)
-    statement = _text(folder / STATEMENT)
+            _check_use(inner, starts, params, seen, dtype)
+    with _validation.prefixed(folder / STATEMENT):
+        statement = read_bounded(folder / STATEMENT, _MOST_TEXT).decode()
     with _validation.prefixed(folder / FACTS):
         facts = _table("it", read_json(folder / FACTS, max_bytes=_MOST_TEXT))
+    made = _started(inner, starts)
     return Release(
         stage, made, params, fixed, shape, dtype, source, statement, facts, calibration
     )
@@ -150,16 +159,9 @@ def load_parameters(path: Path, like: Any) -> Any:
     most = 16 * sum(leaf.size for leaf in wanted.values()) + _HEADER_BYTES
     arrays = read_arrays(path, max_bytes=most)
     with _validation.prefixed(path):
-        _check_shapes(_shapes(arrays), _shapes(wanted))
+        _check_shapes(arrays, wanted)
     leaves = [jnp.asarray(arrays[n], v.dtype) for n, v in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def _refuse_links(folder: Path) -> None:
-    """Refuses a release with links, which could show files from elsewhere."""
-    for name in (DESCRIPTION, PARAMETERS, STATEMENT, FACTS):
-        if (folder / name).is_symlink():
-            raise ValueError(f"{folder / name} must be a file, got a link to one")
 
 
 def _description(folder: Path) -> dict[str, Any]:
@@ -175,28 +177,14 @@ def _description(folder: Path) -> dict[str, Any]:
             f"missing: this is the folder of a run or a search; name {inside}"
         )
     description = _table("it", read_json(path, max_bytes=_MOST_TEXT))
-    if description.get("format") != FORMAT:
-        shown = _validation.shown(description.get("format"))
-        raise ValueError(f"format must be {FORMAT!r}, got {shown}: this is no release")
-    if description.get("version") != VERSION:
-        shown = _validation.shown(description.get("version"))
-        raise ValueError(
-            f"version must be {VERSION}, got {shown}: another release of the library "
-            "wrote it"
-        )
+    for key, wanted, why in (
+        ("format", FORMAT, "this is no release"),
+        ("version", VERSION, "another release of the library wrote it"),
+    ):
+        if description.get(key) != wanted:
+            shown = _validation.shown(description.get(key))
+            raise ValueError(f"{key} must be {wanted!r}, got {shown}: {why}")
     return description
-
-
-def _text(path: Path) -> str:
-    check_plain_file(path)
-    with path.open("rb") as file:
-        data = file.read(_MOST_TEXT + 1)
-    if len(data) > _MOST_TEXT:
-        raise ValueError(f"{path} must be at most {_MOST_TEXT} bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be UTF-8 text: {error.reason}") from None
 
 
 def _source(source: Any) -> dict[str, Any]:
@@ -245,20 +233,12 @@ def _functions(
 
     # By shapes alone: the file may ask for more than fits in memory.
     state = nnx.to_pure_dict(nnx.state(nnx.eval_shape(made), nnx.Param))
-    _check_shapes(_below(depth, wanted), _shapes(flat_params(state)))
+    _check_shapes(_below(depth, wanted), flat_params(state))
     module = made()
     functions[MODEL], like = models.split_model(module)
     if hasattr(module, HIDDEN):
         functions[HIDDEN], _ = models.split_model(module, HIDDEN)
     return functions, like
-
-
-def _unwrapped(value: Any) -> tuple[dict[str, Any], int]:
-    """A described learner without the `Started` around it, and how many there were."""
-    fields, starts = _table("learner", value), 0
-    while fields["type"] == Started.__name__:
-        fields, starts = _table("learner", fields["learner"]), starts + 1
-    return fields, starts
 
 
 def _learner(fields: Mapping[str, Any], functions: Mapping[str, Any], own: Any) -> Any:
@@ -345,13 +325,13 @@ def _params(
     depth: int,
 ) -> Any:
     """The parameters in the structure that the learner takes."""
-    _check_shapes(_shapes(arrays), wanted)
+    _check_shapes(arrays, wanted)
     for name, array in arrays.items():
         if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
             raise ValueError(f"{name} must be finite numbers")
     own = _below(depth, arrays)
     leaves = flat_params(like)
-    _check_shapes(_shapes(own), _shapes(leaves))
+    _check_shapes(own, leaves)
     made = [jnp.asarray(own[name], leaf.dtype) for name, leaf in leaves.items()]
     params = jax.tree.unflatten(jax.tree.structure(like), made)
     for level in reversed(range(depth)):
@@ -363,19 +343,20 @@ def _params(
     return params
 
 
+def _started(learner: Any, starts: int) -> Any:
+    """The learner with so many `Started` around it."""
+    for _ in range(starts):
+        learner = Started(learner)
+    return learner
+
+
 def _check_use(
-    learner: Any, params: Any, shape: tuple[int, ...], dtype: np.dtype
+    inner: Any, starts: int, params: Any, shape: tuple[int, ...], dtype: np.dtype
 ) -> None:
     """Refuses a learner that cannot predict with the parameters; computes nothing."""
-    # One inner step: many take long to trace, and change no shape.
-    inner, starts = learner, 0
-    while isinstance(inner, Started):
-        inner, starts = inner.learner, starts + 1
-    if hasattr(inner, "inner_steps"):
-        learner = dataclasses.replace(inner, inner_steps=1)
-        for _ in range(starts):
-            learner = Started(learner)
-    wide = training_dtype(params)
+    if hasattr(inner, "inner_steps"):  # many take long to trace, and change no shape
+        inner = dataclasses.replace(inner, inner_steps=1)
+    learner, wide = _started(inner, starts), training_dtype(params)
     kind = wide if dtype.kind == "f" else dtype
     labels = wide if learner.is_regression else np.int32
     rows: list[Any] = [jax.ShapeDtypeStruct((2, *shape), kind)]
@@ -395,21 +376,18 @@ def _below(depth: int, named: Mapping[str, Any]) -> dict[str, Any]:
     return {n[len(head) :]: one for n, one in named.items() if n.startswith(head)}
 
 
-def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(array.shape) for name, array in arrays.items()}
-
-
-def _check_shapes(
-    found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
-) -> None:
-    odd = sorted(
-        n for n in found.keys() | wanted.keys() if found.get(n) != wanted.get(n)
+def _check_shapes(*found_and_wanted: Mapping[str, Any]) -> None:
+    """Refuses other names or shapes than those wanted; both are arrays, or shapes."""
+    found, wanted = (
+        {name: tuple(getattr(one, "shape", one)) for name, one in named.items()}
+        for named in found_and_wanted
     )
-    if odd:
-        raise ValueError(
-            f"parameter {odd[0]!r} must be of shape {wanted.get(odd[0], '(none)')}, "
-            f"got {found.get(odd[0], '(none)')}"
-        )
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            raise ValueError(
+                f"parameter {name!r} must be of shape {wanted.get(name, '(none)')}, "
+                f"got {found.get(name, '(none)')}"
+            )
 
 
 class _Table(dict[str, Any]):
@@ -432,11 +410,8 @@ def _table(name: str, value: Any) -> _Table:
 
 def _plain_value(name: str, value: Any, kind: str) -> Any:
     """Returns a string, number or flag of a file, of the type a field declares."""
-    types = _TYPES.get(kind, (str,))
+    types, wanted = _TYPES.get(kind, ((str,), "of type str"))
     if type(value) not in types or (kind == "float" and not math.isfinite(value)):
-        wanted = (
-            "a finite number" if kind == "float" else f"of type {types[0].__name__}"
-        )
         raise TypeError(f"{name} must be {wanted}, got {_validation.shown(value)}")
     return value
 

@@ -33,7 +33,6 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.complete import Needs
 from jaxdp_episodic.trainer.draw.generators import KEY_BYTES, Keys, generator
 from jaxdp_episodic.trainer.draw.groups import GroupSampler
-from jaxdp_episodic.trainer.draw.rows import Epoch
 from jaxdp_episodic.trainer.draw.sampler import Draw
 from jaxdp_episodic.trainer.gradient.clip_norm import longest, next_clip_norm
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
@@ -165,7 +164,9 @@ class RunDraws:
         self._assigned_by, self._are_groups_written = b"", not is_grouped
         self._lost = ""  # which secret of a begun epoch, or run, is not in the file
         self._length = sampler.steps_per_epoch
-        self._epochs: dict[int, Epoch] = {}  # by number: the running and the next one
+        self._epochs: dict[
+            int, list[np.ndarray]
+        ] = {}  # by number: the running and the next one
         self._written_epoch: int | None = None  # number of the epoch in the file
 
     def secret(self, step: int) -> DrawSecret:
@@ -287,7 +288,7 @@ class RunDraws:
             self._epochs[number] = np.split(found["units"], ends)
         self._written_epoch = number
 
-    def _epoch(self, number: int) -> Epoch:
+    def _epoch(self, number: int) -> list[np.ndarray]:
         if number not in self._epochs:
             self._assign_groups(self._group_key)
             key = self._keys.new("epoch", number)

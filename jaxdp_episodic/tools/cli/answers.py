@@ -10,8 +10,6 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.menu import parts_of
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.spec import Spec, spec_fields
 from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
@@ -24,7 +22,9 @@ from jaxdp_episodic.files.table_file import check_suffix
 from jaxdp_episodic.tools.cli import command
 from jaxdp_episodic.tools.cli.flags import UsageError
 from jaxdp_episodic.tools.requests import batch, request as requests
+from jaxdp_episodic.tools.sweep.description import numeric_fields
 
+_FACTS = ("epsilon", "delta", "num_steps")
 _FOR = {  # what an option is for
     "delta": ("FILE.toml", "--ledger"),
     "num_steps": ("FILE.toml",),
@@ -169,7 +169,10 @@ def _answer_lines(
         return [json.dumps(document, allow_nan=False)]
     lines = command.facts(_facts(request, answer if np.ndim(answer) == 0 else None))
     if np.ndim(answer):  # one row per setting: the fields that vary, then the answer
-        varying = {k: v for k, v in _numbers(request) if np.size(v) != 1}
+        places = numeric_fields(request.step.to_dict()).items()
+        given = {name: place.value for name, place in places}
+        given |= {name: getattr(request, name) for name in _FACTS}
+        varying = {name: v for name, v in given.items() if np.size(v) != 1}
         varying.pop(request.quantity, None)  # a field that the answer replaces
         columns = {
             name: list(map(_shown, np.broadcast_to(v, answer.shape).ravel().tolist()))
@@ -217,7 +220,7 @@ def _facts(request: requests.Request, answer: Any) -> dict[str, str]:
     rows = {}
     if answer is not None:
         rows[_label(request)] = f"{_rounded(request, answer)}   ({request.nature})"
-    for name in ("epsilon", "delta", "num_steps"):
+    for name in _FACTS:
         value = getattr(request, name)
         if value is not None and np.ndim(value) == 0:
             is_target = name == "epsilon" and request.quantity != "delta"
@@ -236,21 +239,6 @@ def _facts(request: requests.Request, answer: Any) -> dict[str, str]:
         units = ["the whole step" if c == STEP else f"each {c}" for c in clipped]
         rows["clipped"] = ", then ".join(units)
     return rows | {"method": request.method}
-
-
-def _numbers(value: Any, name: str = "", prefix: str = "") -> list[tuple[str, Any]]:
-    """All numeric fields of a request, named like "school.size"."""
-    if value is None or isinstance(value, Population | AdaptiveRun | str | bool):
-        return []
-    if isinstance(value, Spec):
-        level = getattr(value, "name", None)
-        prefix += f"{level}." if level else f"{name}." if name.endswith("]") else ""
-        parts = [_numbers(getattr(value, n), n, prefix) for n in spec_fields(value)]
-    elif isinstance(value, tuple):
-        parts = [_numbers(v, f"{name}[{i}]", prefix) for i, v in enumerate(value)]
-    else:
-        return [(prefix + name, value)]
-    return [found for part in parts for found in part]
 
 
 def _label(request: requests.Request) -> str:

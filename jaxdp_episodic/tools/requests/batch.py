@@ -33,7 +33,6 @@ from jaxdp_episodic.tools.requests import request as requests
 from jaxdp_episodic.trainer.data.table import unit_labels
 
 _POPULATION = "population"
-_EPISODES = ("step", "sampling", "num_episodes")
 # Errors that a row may cause; any other is a defect of the library and is raised.
 _ROW_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError, OSError)
 _MAX_DEPTH = 32  # levels of a row; the deepest field of a request is at level 8
@@ -206,10 +205,8 @@ def _answer_group(
         half = len(part) // 2
         return done(act, part[:half]) + done(act, part[half:])
 
-    # Cheap checks come first, so that the rest is one large call. A block of settings
-    # takes as long as its longest sum, so rows are sorted by the number of terms.
-    good = done(check, [*rows])
-    done(fill, sorted(good, key=lambda row: rows[row].get(_EPISODES, 0)))
+    # Cheap checks come first, so that the rest is one large call.
+    done(fill, done(check, [*rows]))
 
 
 def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:

@@ -62,7 +62,8 @@ _WHOLE = {
     for name, check in checks.items()
     if getattr(check, "func", None) is _validation.integer_array
 }
-_PARTS = ("sampling", "levels", "episodes", "classes", "examples", "steps", "people")
+_STEPS = ("steps", "parts")
+_PARTS = ("sampling", "levels", "episodes", "classes", "examples", "people", *_STEPS)
 # Way -> the check of its first and last number.
 _ENDS = {
     "linspace": _validation.reals("have finite ends", np.isfinite),
@@ -81,6 +82,7 @@ class Place(NamedTuple):
 
     path: str  # as in `mapped`, for example "sampling.levels[1].size"
     table: dict[str, Any]  # the table that holds the field, or lacks it
+    value: Any  # None if it is missing
 
 
 def numeric_fields(
@@ -92,11 +94,12 @@ def numeric_fields(
         return found
     kind, name, counts = str(step.get("type")), step.get("name"), step.get("counts")
     if kind == ComposedSteps.__name__ and isinstance(counts, list):
-        places = (f"counts[{i}]" for i in range(len(counts)))
-        found |= {place: Place(place, {}) for place in places}  # none is missing
+        own = {f"counts[{i}]": count for i, count in enumerate(counts)}
+        found |= {place: Place(place, {}, count) for place, count in own.items()}
     named = f"{prefix}{name}." if isinstance(name, str) else prefix
     for field in _NUMERIC.get(kind, ()):
-        found[named + field] = Place(".".join((*path, field)), step)
+        where = ".".join((*path, field))
+        found[named + field] = Place(where, step, step.get(field))
     for part in _PARTS:
         value = step.get(part)
         if not isinstance(value, list):
@@ -104,7 +107,7 @@ def numeric_fields(
             found |= numeric_fields(value, (*path, part), inner)
             continue
         for i, item in enumerate(value):
-            inner = f"{prefix}steps[{i}]." if part == "steps" else prefix
+            inner = f"{prefix}{part}[{i}]." if part in _STEPS else prefix
             found |= numeric_fields(item, (*path, f"{part}[{i}]"), inner)
     return found
 
@@ -348,12 +351,8 @@ class Sweep(Spec):
     @cached_property
     def paths(self) -> dict[str, str]:
         """Name -> path of the step's numeric fields."""
-        given: dict[str, Any] = {}
-        mapped(self.step, given.setdefault)
-        places = numeric_fields(self.step.to_dict())
-        return {
-            name: place.path for name, place in places.items() if place.path in given
-        }
+        places = numeric_fields(self.step.to_dict()).items()
+        return {name: place.path for name, place in places if place.value is not None}
 
     @cached_property
     def quantities(self) -> tuple[str, ...]:

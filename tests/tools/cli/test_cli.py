@@ -575,7 +575,7 @@ PEOPLE = REQUEST.replace(
 
 def test_people_in_a_request(call):
     code, out, _ = call("epsilon", PEOPLE)
-    assert code == 0
+    assert code == 0 and "people.examples" in out  # as in a sweep
     assert "one person, all examples within bounds that vary (add_remove)" in out
     (one, fewer), (four, more) = (line.split() for line in out.splitlines()[-2:])
     assert (one, four) == ("1", "4") and float(fewer) < float(more)

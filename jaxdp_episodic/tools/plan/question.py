@@ -173,11 +173,13 @@ class PlanDescription(NamedTuple):
     has_public_units: bool = False  # the data state that the list of classes is public
 
     @classmethod
-    def of(cls, request: PlanRequest, data: ExampleTable, *tables: Any) -> Self:
+    def of(
+        cls, request: PlanRequest, data: ExampleTable, train: Any, table: Any
+    ) -> Self:
         """Returns the plan for loaded data, with the tables ``train`` and ``data``."""
         owners = None if data.people is None else data.people.people
         facts = data.features.shape[1:], owners, data.has_public_units
-        return cls(request, data.population, *tables, *facts)
+        return cls(request, data.population, train, table, *facts)
 
 
 def read_plan(path: Path) -> PlanDescription:
@@ -221,10 +223,11 @@ def plan_around(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, An
     """Returns a plan's file with the target, data and episodes of a training config."""
     shots, ways, most = config.learner.shots, None, MOST_EPISODES
     sampling: Any = config.step.sampling
-    if isinstance(sampling, GroupedClasses):
+    kind = type(sampling)
+    if kind is GroupedClasses:
         examples, ways = sampling.examples, int(sampling.ways)
         most = int(sampling.num_classes) // ways
-    elif isinstance(sampling, MultistageSampling) and len(sampling.levels) == 2:
+    elif kind is MultistageSampling and len(sampling.levels) == 2:
         units, examples = sampling.levels
         if units.name == CLASS and isinstance(units, WithoutReplacement):
             ways = int(units.numbers["size"])

@@ -128,12 +128,10 @@ def test_epochs_are_compared_at_the_best_poisson_setting(number, is_cheaper):
         episode=EpisodeShape(shots=1, examples=(20,)), privacy_unit="class", **SMALL
     )
     designs = possible_designs(request, tree)
-    poisson, epochs = designs[0], designs[2]
-    assert poisson.is_poisson_form_of(epochs) and not designs[1].is_poisson_form_of(
-        epochs
-    )
-    one = {"episodes_per_step": 1.0 * number, "num_steps": 60, "total_episodes": 60.0}
-    one = {name: np.array([x]) for name, x in {**one, "effective_steps": 1.0}.items()}
+    poisson, whole, epochs, *_ = designs
+    assert poisson.is_poisson_form_of(epochs) and not whole.is_poisson_form_of(epochs)
+    names = ("episodes_per_step", "num_steps", "total_episodes", "effective_steps")
+    one = dict(zip(names, np.array([[number], [60], [60], [1]]), strict=True))
     asked = np.array([2.0]), np.array([30])
     if not is_cheaper:
         with pytest.raises(ValueError, match="every unit takes part in every step"):

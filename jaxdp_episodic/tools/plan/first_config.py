@@ -46,6 +46,11 @@ _HELD_OUT = "of this split's validation data, unprotected; released: better publ
 _BEFORE = "from the data: private unless it was public before"
 _WIDTH = 88  # characters of a line of comment
 _MOST_NAMED = 20  # duplicates that are named
+# The first keys of a config; TOML writes tables after all others.
+_ORDER = (
+    *("version", "epsilon", "delta", "num_steps", "l2_clip_norm", "normalizer"),
+    *("data", "features", "start", "step", "people", "learner", "model"),
+)
 # A note if people are protected.
 _UNCHOSEN = (
     "the last stage is released even if it is worse than the features, as people may "
@@ -101,30 +106,24 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
     if plan is not None:
         config, weighed = plans.with_bands(config, plan)
         remarks.append(weighed)
-    has_bound = wishes.population is not None
-    comments = _notes(source, description, has_bound)
+    comments = _notes(source, description, wishes.population is not None)
     head = _heading(description, plan, pipeline, remarks[-1:])
     remarks = [*pipeline.lines, *remarks]
     if description.request.privacy_unit == PERSON:
         remarks.append(f"stage: {_UNCHOSEN}")
-    remarks += _remark_on_duplicates(source)
+    if number := len(source.duplicates):
+        done = "evaluation.drop_duplicates leaves them out of training"
+        if source.keeps_duplicates:
+            done = "they stay, so no stage is chosen by held-out data (select = false)"
+        are = "example is" if number == 1 else "examples are"
+        rest = number - _MOST_NAMED
+        remarks.append(
+            f"duplicates: {number:,} training {are} held out, too; {done}: "
+            f"{', '.join(source.duplicates[:_MOST_NAMED])}"
+            + f" and {rest:,} more"
+            * (rest > 0)
+        )
     return head + to_toml(config, comments), remarks
-
-
-def _remark_on_duplicates(source: Source) -> list[str]:
-    """How many training examples are also held out, and which; [] if there are none."""
-    if not source.duplicates:
-        return []
-    done = "evaluation.drop_duplicates leaves them out of training"
-    if source.keeps_duplicates:
-        done = "they stay, so no stage is chosen by held-out data (select = false)"
-    number = len(source.duplicates)
-    are = "example is" if number == 1 else "examples are"
-    more = f" and {number - _MOST_NAMED:,} more" if number > _MOST_NAMED else ""
-    return [
-        f"duplicates: {number:,} training {are} held out, too; {done}: "
-        f"{', '.join(source.duplicates[:_MOST_NAMED])}{more}"
-    ]
 
 
 def _description(source: Source, wishes: Wishes) -> question.PlanDescription:
@@ -137,19 +136,18 @@ def _description(source: Source, wishes: Wishes) -> question.PlanDescription:
             f"--unit must be one of {(classes, example, PERSON)}, got {unit!r}"
         )
     is_regression = data.targets is not None
-    sizes = data.population.children_counts[1]
-    shots = _TASK_SHOTS if is_regression else SHOTS
-    shots = shots if wishes.shots is None else wishes.shots
+    shots = wishes.shots
+    if shots is None:
+        shots = _TASK_SHOTS if is_regression else SHOTS
     _check_shots(source, shots)
     ways = None if is_regression else _ways(source, wishes)
-    size = 2 * shots
-    relation, population = _relation_and_population(
-        sizes, size, ways, wishes, unit == example
-    )
-    most = max(1, len(sizes) // (ways or 1))
-    a_step = min(most, question.MOST_EPISODES)
-    people = None
+    sizes, size = data.population.children_counts[1], 2 * shots
+    relation, population = wishes.relation or ADD_REMOVE, wishes.population
+    if unit == example:
+        relation, population = _relation_and_population(sizes, size, ways, wishes)
+    a_step = min(max(1, len(sizes) // (ways or 1)), question.MOST_EPISODES)
     read = spec_from_dict(SOURCES, {"version": 1, **source.table}, where="data")
+    people = None
     if unit == PERSON:
         if data.owners is None:
             raise ValueError("--owner must be given with --unit person")
@@ -214,14 +212,12 @@ def _ways(source: Source, wishes: Wishes) -> int:
 
 
 def _relation_and_population(
-    sizes: np.ndarray, size: int, ways: int | None, wishes: Wishes, is_example: bool
-) -> tuple[str, int | None]:
-    """The relation, and the public bound on the examples of a class that it needs.
+    sizes: np.ndarray, size: int, ways: int | None, wishes: Wishes
+) -> tuple[str, int]:
+    """The relation for examples, and the public bound on those of a class it needs.
 
     Default: zero_out if enough of the episodes draw no empty slot, else add_remove.
     """
-    if not is_example:
-        return wishes.relation or ADD_REMOVE, wishes.population
     most, fewest = int(sizes.max()), max(int(sizes.min()), 1)  # empty classes count
     slots, relation = wishes.population or most, wishes.relation
     if relation is None:
@@ -270,26 +266,22 @@ def _config(
     else:
         config = _without_episodes(description)
     config = pipeline.config(config)
-    order = ("version", "epsilon", "delta", "num_steps", "l2_clip_norm", "normalizer")
-    first = {key: config[key] for key in order if key in config}
-    tables = ("data", "features", "start", "step", "people", "learner", "model")
-    then = {key: config[key] for key in tables if key in config}
-    return {**first, **then, **{k: v for k, v in config.items() if k not in then}}
+    return {**{key: config[key] for key in _ORDER if key in config}, **config}
 
 
 def _without_episodes(description: question.PlanDescription) -> dict[str, Any]:
     """A config with a placeholder step, for a pipeline of statistics alone."""
     tree, episode = description.population, description.request.episode
-    sizes = (episode.ways, tree.num_units(1)), (episode.examples[0], episode.population)
-    levels: list[dict[str, Any]] = []
-    for name, (size, number) in zip(tree.level_names, sizes, strict=True):
-        if episode.ways is None:
-            one = {"type": "Poisson", "name": name, "sampling_probability": 1.0}
-        else:
-            one = {"type": "WithoutReplacement", "name": name, "size": size}
-            one |= {} if number is None else {"population": number}
-        levels.append(one)
-    clip_unit = tree.level_names[0] if episode.ways is None else STEP
+    kind, clip_unit = "WithoutReplacement", STEP
+    one, each = (
+        {"size": episode.ways, "population": tree.num_units(1)},
+        {"size": episode.examples[0], "population": episode.population},
+    )
+    if episode.ways is None:
+        kind, clip_unit = "Poisson", tree.level_names[0]
+        one = each = {"sampling_probability": 1.0}
+    names = zip(tree.level_names, (one, each), strict=True)
+    levels = [{"type": kind, "name": name, **sizes} for name, sizes in names]
     sampling = {"type": "MultistageSampling", "levels": levels}
     return plans.config_around(description, question.STEPS, clip_unit, sampling)
 
@@ -330,7 +322,10 @@ def _notes(
 
 
 def _heading(
-    description: question.PlanDescription, plan: Any, pipeline: Any, weighed: list[str]
+    description: question.PlanDescription,
+    plan: plans.Plan | None,
+    pipeline: pipelines.Pipeline,
+    weighed: list[str],
 ) -> str:
     """The comment at the top: the reasons for this config, and the alternatives."""
     request = description.request
@@ -345,22 +340,21 @@ def _heading(
         f"{request.epsilon:g} and delta {request.delta:g}.",
         "Comments mark the numbers that are private. So this file is private.",
     ]
-    if unit == PERSON:
-        lines += ["", f"{_UNCHOSEN[0].upper()}{_UNCHOSEN[1:]}."]
-    if pipeline.name:
-        lines += ["", *(f"{line[0].upper()}{line[1:]}." for line in pipeline.lines)]
+    said = [_UNCHOSEN] if unit == PERSON else []
+    for texts in (said, pipeline.lines, weighed if plan is not None else []):
+        if texts:
+            lines += ["", *(f"{text[0].upper()}{text[1:]}." for text in texts)]
     if plan is not None:
-        lines += ["", *(f"{line[0].upper()}{line[1:]}." for line in weighed)]
         lines += ["", "Best setting of each design of episodes:"]
-        for index, design in enumerate(plan.designs):
-            if (plan.design == index).any():
-                best = plan.best_of(index)
-                lines.append(
-                    f"  {design.name}: {plan.episodes_per_step[best]:,.4g} a step, "
-                    f"{plan.complete_per_step[best]:,.3g} complete, "
-                    f"{int(plan.num_steps[best]):,} steps, noise "
-                    f"{plan.noise_multiplier[best]:.4g}"
-                )
+        for index in np.unique(plan.design).tolist():
+            best = plan.best_of(index)
+            lines.append(
+                f"  {plan.designs[index].name}: "
+                f"{plan.episodes_per_step[best]:,.4g} a step, "
+                f"{plan.complete_per_step[best]:,.3g} complete, "
+                f"{int(plan.num_steps[best]):,} steps, noise "
+                f"{plan.noise_multiplier[best]:.4g}"
+            )
     lines += ["", *_prices(description, plan, pipeline)]
     wrapped = [
         textwrap.fill(line, _WIDTH, initial_indent="# ", subsequent_indent="#   ")

@@ -239,8 +239,7 @@ def plan_around(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, An
         )
     steps, a_step = config.num_steps or STEPS, min(most, MOST_EPISODES)
     size = max(int(examples.numbers.get("size", 2 * shots)), shots + 1)
-    episode = {"shots": shots, "examples": [size], "ways": ways}
-    episode["population"] = examples.population
+    bound = examples.population
     train = {k: v for k, v in mapping.items() if k not in (*_SET_BY_PLAN, *_OF_RUN)}
     if config.learner.kind in CLOSED_FORM:  # the config has no gradient steps
         train |= OF_TASKS if ways is None else OF_CLASSES
@@ -251,7 +250,7 @@ def plan_around(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, An
         "privacy_unit": str(step.privacy_unit),
         "neighboring_relation": step.neighboring_relation,
         "schemes": ["poisson", "epochs"],
-        "episode": {key: one for key, one in episode.items() if one is not None},
+        "episode": dict(shots=shots, examples=[size], ways=ways, population=bound),
         "compute": {"episodes_per_step": a_step, "total_episodes": steps * a_step},
         "data": mapping["data"],
         "train": train,

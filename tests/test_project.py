@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 64_776,
+    "jaxdp_episodic": 64_768,
     "jaxdp_episodic/accountant/describe": 3_999,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_449,
@@ -337,8 +337,8 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/audit": 1_872,
     "jaxdp_episodic/tools/requests": 797,
     "jaxdp_episodic/tools/sweep": 1_106,
-    "jaxdp_episodic/tools/plan": 2_141,
-    "jaxdp_episodic/tools/plots": 1_226,
+    "jaxdp_episodic/tools/plan": 2_134,
+    "jaxdp_episodic/tools/plots": 1_225,
     "jaxdp_episodic/tools/book": 1_156,
     "jaxdp_episodic/tools/train": 1_320,
     "jaxdp_episodic/tools/explore": 477,

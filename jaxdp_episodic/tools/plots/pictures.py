@@ -21,7 +21,6 @@ from jaxdp_episodic.tools.sweep.description import (
     QUANTITIES,
     QUANTITY,
     Grid,
-    described_grid,
 )
 from jaxdp_episodic.tools.sweep.run import SweepFolder, read_columns, read_manifest
 
@@ -129,7 +128,7 @@ class SweepTable:
             raise ValueError("the sweep is not finished: it has no table yet")
         self.path = sweep.table
         self.description: dict[str, Any] = sweep.manifest["sweep"]
-        self.grid: Grid = described_grid(self.description)
+        self.grid: Grid = sweep.grid
         self.value = sweep.columns[0]
 
     def answers(self, index: np.ndarray) -> np.ndarray:

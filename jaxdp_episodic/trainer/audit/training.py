@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -246,14 +246,17 @@ def audit_run(
         )
     generator = np.random.default_rng(seed)
     step = training.budget.step
+    shown = gradient_steps(training) if kind == GRADIENT else training
     make = gradient_canaries if kind == GRADIENT else input_canaries
-    canaries = make(training.data, step, num_canaries, generator)
+    canaries = make(shown.data, step, num_canaries, generator)
     is_in = generator.random(canaries.number) < 0.5
     data = canaries.data(is_in)
     if kind == GRADIENT:
-        scores = released_scores(training, canaries, data, steps, on_step).sum(axis=0)
+        tell = _counter(on_step, first, steps)
+        scores = released_scores(shown, canaries, data, steps - first, tell).sum(axis=0)
     else:
-        scores = loss_decreases(training, canaries, data, steps, generator, on_step)
+        tell = _counter(on_step, 0, steps)
+        scores = loss_decreases(shown, canaries, data, steps, generator, tell)
     # The largest for any choice of canaries.
     tables = dict.fromkeys(on_data(step, t) for t in (data, *canaries.extremes))
     runs = [dataclasses.replace(training.budget, step=s).run(steps) for s in tables]
@@ -305,25 +308,10 @@ def audit_steps(
     scheme = epoch_scheme(training.budget.step.design)
     length = 1 if scheme is None else int(block_lengths(scheme).sum())
     steps = draws * length
-    if training.start is not None:
-        # Gradient steps on made-up features, which no canary's gradient uses.
-        size, table = training.start(training.data).dimensions, training.data
-        features = np.zeros((table.num_examples, size), np.float32)
-        features[:, 0] = 1.0
-        training = dataclasses.replace(
-            training,
-            data=table.with_features(features),
-            budget=dataclasses.replace(training.budget, before=()),
-            start=None,
-        )
+    training = gradient_steps(training)
     generator = np.random.default_rng(seed)
     canaries = gradient_canaries(training.data, training.budget.step, 1, generator)
-    taken, parts, claims = itertools.count(1), [], []
-
-    def tell(*_: int) -> None:
-        if on_step is not None:
-            on_step(next(taken), 2 * steps)
-
+    tell, parts, claims = _counter(on_step, 0, 2 * steps), [], []
     for data in canaries.extremes:
         found = released_scores(training, canaries, data, steps, tell)
         scores = found[:, 0].reshape(draws, -1).sum(axis=1)
@@ -335,27 +323,26 @@ def audit_steps(
     return game.ReleaseAudit(np.max(claims, axis=0), bounds)
 
 
-class MarkedStatistics:
-    """Statistics of a table whose rows end with marks, which only the learner sees."""
+def gradient_steps(training: Training) -> Training:
+    """Returns a run without its private statistics, on made-up features."""
+    # No canary's gradient depends on features.
+    if training.start is None:
+        return training
+    table, budget = training.data, dataclasses.replace(training.budget, before=())
+    features = np.eye(1, training.start(table).dimensions, dtype=np.float32)
+    data = table.with_features(features.repeat(table.num_examples, axis=0))
+    return dataclasses.replace(training, data=data, budget=budget, start=None)
 
-    def __init__(
-        self, make: Callable[[ExampleTable], PrivateStatistics], data: ExampleTable
-    ) -> None:
-        self.data = data
-        self._inner = make(data.with_features(data.features[:, :-1]))
-        self.dimensions = self._inner.dimensions + 1
-        self._made: tuple[Any, ExampleTable] | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+def _counter(on_step: OnStep | None, taken: int, total: int) -> Callable[[], None]:
+    """Returns what is called after each step; so many were taken before."""
+    numbers = itertools.count(taken + 1)
 
-    def table(self, state: Any) -> ExampleTable:
-        """Returns the projected features and the marks; computed once for a state."""
-        seen = self._inner.table(state)
-        if self._made is None or self._made[0] is not seen:
-            rows = np.concatenate([seen.features, self.data.features[:, -1:]], axis=1)
-            self._made = seen, seen.with_features(rows)
-        return self._made[1]
+    def tell() -> None:
+        if on_step is not None:
+            on_step(next(numbers), total)
+
+    return tell
 
 
 def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
@@ -380,15 +367,11 @@ def released_scores(
     canaries: Canaries,
     data: ExampleTable,
     num_steps: int,
-    on_step: OnStep | None,
+    tell: Callable[[], None],
 ) -> np.ndarray:
-    """Takes unseeded steps; returns (steps, canaries) scores of the releases."""
-    shape, start = training.data.features.shape[1:], None
-    kind, longest = str(training.data.features.dtype), training.l2_clip_norm
-    if training.start is not None:
-        statistics: Any = MarkedStatistics(training.start, data)
-        shape, kind = (statistics.dimensions - 1,), "float32"
-        start = lambda _: statistics  # noqa: E731
+    """Takes unseeded gradient steps; returns (steps, canaries) scores of releases."""
+    features, longest = training.data.features, training.l2_clip_norm
+    shape, kind = features.shape[1:], str(features.dtype)
     if training.clipping is not None:
         _, longest = training.clipping.bounds(longest)
     learner = CanaryLearner(training.learner, shape, kind, canaries.number, longest)
@@ -398,16 +381,16 @@ def released_scores(
         params=learner.params(training.params),
         # Its first state is the last released gradient.
         optimizer=optax.chain(optax.trace(decay=0.0), training.optimizer),
-        start=start,
     )
     trainer = marked.trainer(data, num_steps=num_steps)
     deviation, released = trainer.noise_deviation, list[np.ndarray]()
-    for taken in _steps_of(trainer, on_step):
-        if taken > len(training.budget.before):
-            gradient = trainer.state.optimizer_state[0].trace[CANARIES]
-            sums = np.asarray(gradient, np.float64) * trainer.normalizer
-            released.append(sums / deviation)
-            deviation = trainer.noise_deviation  # of the next step
+    for _ in range(num_steps):
+        trainer.step()
+        gradient = trainer.state.optimizer_state[0].trace[CANARIES]
+        sums = np.asarray(gradient, np.float64) * trainer.normalizer
+        released.append(sums / deviation)
+        deviation = trainer.noise_deviation  # of the next step
+        tell()
     # Log-likelihood ratios: the clip unit contributes +1 with the canary, else -1.
     step, scores = trainer.budget.step, np.stack(released)
     shift = 1 / float(np.asarray(step.noise_multiplier))
@@ -436,28 +419,19 @@ def _rates(step: GaussianStep) -> tuple[float, float]:
     return 1.0, math.prod(rates)
 
 
-def _steps_of(trainer: Trainer, on_step: OnStep | None) -> Iterator[int]:
-    """Takes all steps of a run, one by one."""
-    number = trainer.budget.num_steps
-    for taken in range(1, number + 1):
-        trainer.step()
-        yield taken
-        if on_step is not None:
-            on_step(taken, number)
-
-
 def loss_decreases(
     training: Training,
     canaries: Canaries,
     data: ExampleTable,
     num_steps: int,
     generator: np.random.Generator,
-    on_step: OnStep | None,
+    tell: Callable[[], None],
 ) -> np.ndarray:
     """Trains with input canaries; returns how far the loss of each has fallen."""
     trainer = training.trainer(data, num_steps=num_steps)
-    for _ in _steps_of(trainer, on_step):
-        pass
+    for _ in range(num_steps):
+        trainer.step()
+        tell()
     learner, first = training.learner, training.params
     if training.start is not None:
         statistics = training.start(data)

@@ -72,17 +72,8 @@ def few_shot(*, noise=0.7, rate=0.9, make_trainer=seeded, **more):
         GROUPED.design, episodes=jde.Poisson("episode", sampling_probability=rate)
     )
     step = dataclasses.replace(GROUPED, sampling=design, noise_multiplier=noise, **more)
-    model, params = protonet()
-    return Training(
-        model,
-        params,
-        classes(),
-        budget_of(step),
-        SHOTS,
-        adam(0.05),
-        0.5,
-        make_trainer=make_trainer,
-    )
+    parts = *protonet(), classes(), budget_of(step), SHOTS, adam(0.05), 0.5
+    return Training(*parts, make_trainer=make_trainer)
 
 
 def task_table(num_tasks=60):
@@ -99,20 +90,9 @@ def task_table(num_tasks=60):
 
 def tasks(*, noise="gaussian", **changes):
     step = tree_step("task", {"task": 0.9, "point": (6,)}, privacy_unit="task")
-    model, params = sinusoid_learner()
-    return Training(
-        model,
-        params,
-        task_table(),
-        budget_of(step),
-        3,
-        sgd(0.01),
-        0.5,
-        normalizer=50.0,
-        noise=noise,
-        make_trainer=seeded,
-        **changes,
-    )
+    parts = *sinusoid_learner(), task_table(), budget_of(step), 3, sgd(0.01), 0.5
+    how = {"normalizer": 50.0, "noise": noise, "make_trainer": seeded}
+    return Training(*parts, **how, **changes)
 
 
 SOUND = {

@@ -56,14 +56,10 @@ def integer_array(name: str, value: Any, *, minimum: int) -> np.ndarray:
         with np.errstate(over="ignore"):
             array = array.astype(np.float64)
     # Beyond 2**53 a float does not determine an integer.
-    allowed = f"{name} must be a whole number >= {minimum} and at most 2**53"
-    if array.dtype.kind == "f":
-        bad = ~(np.isfinite(array) & (array == np.floor(array)))
-        if bad.any():
-            raise ValueError(f"{allowed}, got {_first_bad(value, bad)}")
-    bad = (array < minimum) | (array > 2**53)
-    if bad.any():
-        raise ValueError(f"{allowed}, got {_first_bad(value, bad)}")
+    good = (array >= minimum) & (array <= 2**53) & (array == np.floor(array))
+    if not good.all():
+        allowed = f"a whole number >= {minimum} and at most 2**53"
+        raise ValueError(f"{name} must be {allowed}, got {_first_bad(value, ~good)}")
     return array.astype(np.int64)
 
 

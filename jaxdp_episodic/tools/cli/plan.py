@@ -298,34 +298,30 @@ def _of_config(config: TrainingConfig, base: Path) -> str:
     """The words of a run before it begins, if training would begin it."""
     from jaxdp_episodic.trainer.run import assemble, report as reports
 
-    checks: dict[str, Any] = {}
-    trainer: Any = None
     budget: Any
-    if config.adaptive is not None:
-        tables = assemble.Tables(config, base, keeps_features=False)
-        _, truncation = config.training_data(base)
-        budget, checks = assemble.adaptive_plan_of(config, tables)
-    else:
+    if config.adaptive is None:
         trainer, tables = assemble.checked_run(config, base)
-        budget, truncation = trainer.budget, tables.truncation
-    lines = reports.opening(
-        is_private=budget.is_private, is_seeded=config.seed is not None
-    )
+        budget = trainer.budget
+        people = reports.people_of(trainer.data, str(budget.step.privacy_unit))
+    else:
+        tables = assemble.Tables(config, base, keeps_features=False)
+        budget, checks = assemble.adaptive_plan_of(config, tables)
+    is_seeded = config.seed is not None
+    lines = reports.opening(is_private=budget.is_private, is_seeded=is_seeded)[2:]
     if not budget.is_private:
         return "\n".join(lines)
-    bounds = (
-        [] if truncation is None else [reports.bounded(truncation, for_release=False)]
-    )
-    if trainer is None:
-        fixed = [name for name, check in checks.items() if check.fixed]
-        said = reports.adaptive_methods(
-            budget, config.noise_law, fixed, config.clipping
+    cut, bounds = tables.truncation, []
+    if cut is not None:
+        bounds.append(reports.bounded(cut, for_release=False))
+    if config.adaptive is None:
+        is_default = config.normalizer is None and budget.takes_steps
+        report = reports.report_of_budget(
+            budget, budget.num_steps, people, has_default_normalizer=is_default
         )
-        return "\n".join([*lines[2:], adaptive_in_words(budget, [*said, *bounds])])
-    people = reports.people_of(trainer.data, str(budget.step.privacy_unit))
-    is_default = config.normalizer is None and budget.takes_steps
-    report = reports.report_of_budget(
-        budget, budget.num_steps, people, has_default_normalizer=is_default
-    )
-    words = "\n\n".join([report_in_words(report), *bounds])
-    return "\n".join([*lines[2:], words])
+        words = "\n\n".join([report_in_words(report), *bounds])
+    else:
+        fixed = [name for name, check in checks.items() if check.fixed]
+        how = config.noise_law, fixed, config.clipping
+        said = reports.adaptive_methods(budget, *how)
+        words = adaptive_in_words(budget, [*said, *bounds])
+    return "\n".join([*lines, words])

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 64_734,
+    "jaxdp_episodic": 64_719,
     "jaxdp_episodic/accountant/describe": 3_999,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_449,
@@ -333,7 +333,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/gradient": 1_475,
     "jaxdp_episodic/trainer/learners": 2_305,
     "jaxdp_episodic/trainer/statistics": 1_300,
-    "jaxdp_episodic/trainer/run": 6_678,
+    "jaxdp_episodic/trainer/run": 6_663,
     "jaxdp_episodic/trainer/audit": 1_846,
     "jaxdp_episodic/tools/requests": 797,
     "jaxdp_episodic/tools/sweep": 1_106,

@@ -14,7 +14,7 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
-from jaxdp_episodic.accountant.questions.budget import plan_budget
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.accountant.questions.strategies import default_prices
 from jaxdp_episodic.trainer.config.training_adaptive import CHECK, AdaptiveConfig, Rule
@@ -142,29 +142,21 @@ def _with_quotas(
 ) -> AdaptiveRun:
     """Options with a quota each: the budget is the cost of all of them together."""
     number = adaptive.check.number if adaptive.check is not None else 0
-    before, num_steps = list(statistics.values()), config.num_steps
+    before = list(statistics.values())
     if check is not None:
         before += [(check, adaptive.check_share / number)] * number
-    planned = plan_budget(
-        step,
-        epsilon=config.epsilon,
-        delta=config.delta,
-        num_steps=num_steps,
-        before=before,
-    )
+    planned = _planned(config, step, before)
     options = dict(zip(statistics, planned.before, strict=False))
     quotas = dict.fromkeys(options, 1)
     if check is not None:
         options[CHECK], quotas[CHECK] = planned.before[-1], number
-    factors = {name: option.noise for name, option in adaptive.options.items()}
-    counts = {n: one.most or int(num_steps or 0) for n, one in adaptive.options.items()}
-    noise = float(planned.step.noise_multiplier)
-    if set(factors.values()) != {1.0}:
-        fixed = [(options[name], quotas[name]) for name in options]
-        noise = _common_noise(config, planned.step, factors, counts, fixed)
-    for name, factor in factors.items():
-        options[name] = _with_noise(planned.step, noise * factor)
-    return AdaptiveRun(options, quotas=quotas | counts)
+    of, most = adaptive.options, int(config.num_steps or 0)
+    steps = {name: (one.noise, one.most or most) for name, one in of.items()}
+    fixed = [(options[name], quotas[name]) for name in options]
+    noise = _common_noise(config, planned.step, list(steps.values()), fixed)
+    for name, (factor, count) in steps.items():
+        options[name], quotas[name] = _with_noise(planned.step, noise * factor), count
+    return AdaptiveRun(options, quotas=quotas)
 
 
 def _with_prices(
@@ -178,13 +170,7 @@ def _with_prices(
     epsilon, delta = config.epsilon, config.delta
     first: dict[str, GaussianStep] = {}
     if config.num_steps is not None:
-        planned = plan_budget(
-            step,
-            epsilon=epsilon,
-            delta=delta,
-            num_steps=config.num_steps,
-            before=tuple(statistics.values()),
-        )
+        planned = _planned(config, step, list(statistics.values()))
         step = planned.step
         first = dict(zip(statistics, planned.before, strict=True))
     noise = float(step.noise_multiplier)
@@ -223,6 +209,14 @@ def _with_prices(
     return run
 
 
+def _planned(
+    config: TrainingConfig, step: GaussianStep, before: list[tuple[GaussianStep, float]]
+) -> PrivacyBudget:
+    """The calibrated plan of a config's steps after others, with shares of epsilon."""
+    target: Any = {"epsilon": config.epsilon, "delta": config.delta}
+    return plan_budget(step, **target, num_steps=config.num_steps, before=before)
+
+
 def _alone(step: GaussianStep, number: int, config: TrainingConfig) -> GaussianStep:
     """The step with the noise at which ``number`` such steps alone meet the target."""
     if math.isinf(config.epsilon):
@@ -236,24 +230,21 @@ def _alone(step: GaussianStep, number: int, config: TrainingConfig) -> GaussianS
 def _common_noise(
     config: TrainingConfig,
     step: GaussianStep,
-    factors: Mapping[str, float],
-    counts: Mapping[str, int],
+    steps: list[tuple[float, int]],  # factor of the noise, number
     fixed: list[tuple[GaussianStep, int]],
 ) -> float:
     """The smallest noise multiplier at which all options together meet the target."""
-    if math.isinf(config.epsilon):
-        return 0.0
+    own, factors = float(step.noise_multiplier), [factor for factor, _ in steps]
+    if math.isinf(config.epsilon) or set(factors) == {1.0}:
+        return own
 
     def fits(noise: float) -> bool:
-        parts = [
-            (_with_noise(step, noise * factors[name]), counts[name]) for name in factors
-        ]
+        parts = [(_with_noise(step, noise * factor), n) for factor, n in steps]
         run = compose(*fixed, *parts)
         return float(epsilon_of(run, delta=config.delta)) <= config.epsilon
 
     # If all factors were 1 it would be the step's own, so these two bracket it.
-    low = float(step.noise_multiplier) / max(factors.values()) * (1 - 1e-3)
-    high = float(step.noise_multiplier) / min(factors.values()) * (1 + 1e-3)
+    low, high = own / max(factors) * (1 - 1e-3), own / min(factors) * (1 + 1e-3)
     if not fits(high):
         raise ValueError(f"no noise keeps the options within epsilon={config.epsilon}")
     while high - low > _TOLERANCE * high:

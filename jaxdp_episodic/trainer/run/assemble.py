@@ -244,30 +244,23 @@ def assembled(
         "features": tables.features.described() if tables.features else "none",
         "start": "none" if config.start is None else config.start.to_dict(),
     }
-    common: dict[str, Any] = {
-        "data": data,
-        "truncation": tables.truncation,
-        "seed": config.seed,
-        "settings": settings,
-    }
-    if config.adaptive is None:
-        if own.rule is not None:
-            raise ValueError("rule is for a config with adaptive, got one without")
-        parts = run_parts(config, data, own=own)
-        trainer = Trainer(**common, **parts)
-    else:
+    budget, checks, rule = None, {}, own.rule
+    if config.adaptive is not None:
         budget, checks = adaptive_plan_of(config, tables)
-        parts = run_parts(config, data, budget, own=own)
-        named, given = config.adaptive.rule, own.rule
-        if (named is None) == (given is None):
+        if (config.adaptive.rule is None) == (rule is None):
             raise ValueError(
                 "give exactly one of adaptive.rule (in the config) and rule (a "
                 "function, to run_training), got "
-                f"{'neither' if given is None else 'both'}"
+                f"{'neither' if rule is None else 'both'}"
             )
-        rule: Any = named if given is None else given
-        trainer = AdaptiveTrainer(rule=rule, checks=checks, **common, **parts)
-    trainer.recipe = _recipe(config, tables, own)
+        rule = config.adaptive.rule if rule is None else rule
+    elif rule is not None:
+        raise ValueError("rule is for a config with adaptive, got one without")
+    parts = run_parts(config, data, budget, own=own)
+    parts |= {"rule": rule, "checks": checks, "truncation": tables.truncation}
+    make: Any = Trainer if budget is None else AdaptiveTrainer
+    trainer: Trainer = make(data=data, seed=config.seed, settings=settings, **parts)
+    trainer.recipe = _recipe(config, tables, own, settings["model"])
     size = sum(leaf.size for leaf in jax.tree.leaves(parts["params"]))
     return trainer, evaluations, size
 
@@ -281,9 +274,10 @@ def checked_run(config: TrainingConfig, base: Path | None) -> tuple[Trainer, Tab
     return trainer, tables
 
 
-def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, Any]:
+def _recipe(
+    config: TrainingConfig, tables: Tables, own: OwnParts, model: Any
+) -> dict[str, Any]:
     """How to use the run's release: settings and shapes only."""
-    model = own.settings(config)["model"]
     if config.model is not None and own.model is None:
         num_classes = len(tables.load(TRAIN).population.children_counts[-1])
         model = {

@@ -116,11 +116,6 @@ class Population(Spec):
                     f"sizes must be nested at most {MAX_LEVELS} levels deep"
                 )
             counts.append(np.array([len(item) for item in items], np.int64))
-            flat = [a for a in items if isinstance(a, np.ndarray) and a.ndim == 1]
-            if len(flat) == len(items) and all(a.dtype.kind in "iuf" for a in flat):
-                if sum(map(len, flat)):
-                    items = np.concatenate(flat)  # faster than a list of all elements
-                    break
             items = [child for item in items for child in item]
         if len(items) == 0:
             raise ValueError(

@@ -407,7 +407,7 @@ class PeopleLoss(GaussianLoss, Nodes):
 
     def hints(self) -> Hints:
         """See `PrivacyLoss`: the mean number of contributions if there are any."""
-        rate, mean, most = np.zeros(()), np.zeros(()), np.zeros(())
+        rate, mean, most = np.zeros(()), np.zeros(()), np.ones(())
         for n, log_weight, log_rest in self._parts():
             weight, expected = np.exp(log_weight), -n * np.expm1(log_rest)
             some = -np.expm1(n * log_rest)

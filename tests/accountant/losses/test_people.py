@@ -224,8 +224,8 @@ def test_a_batch_equals_its_settings(kind):
 
 
 def test_no_units_lose_nothing():
-    nobody = people(PeopleLoss, 0.3, 1.0, 0.5, [0], [1.0])
-    assert nobody.loses_nothing.all()
+    nobody = people(PeopleLoss, 0.3, 1.0, np.inf, [0], [1.0])
+    assert nobody.loses_nothing.all() and not np.isnan(nobody.log_kept()).any()
     assert frames(PeopleLoss, 5, 0.0, 0.3, 0.5).loses_nothing.all()
     assert people(ReplacedPeopleLoss, 0.3, 1.0, np.inf, [3], [1.0]).is_unprotected.all()
 

@@ -346,7 +346,8 @@ def scores_of(
         np.asarray(a, float) for a in (predicted, targets, mask)
     )
     if predicted.ndim == 2:
-        score = np.square(predicted - targets)
+        with np.errstate(all="ignore"):  # of a run that diverged
+            score = np.square(predicted - targets)
     else:
         score = predicted.argmax(axis=2) == targets
     score, shape = np.where(mask > 0, score, 0.0), (len(mask), num_classes, -1)

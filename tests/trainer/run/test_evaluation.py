@@ -325,7 +325,7 @@ def test_a_nan_score_contributes_the_middle_of_its_range():
 
     assert score(np.nan) == 0.5  # the middle of the range
     assert score(0.0) == 1 and score(1.0) == pytest.approx(0.75, abs=1e-4)
-    assert score(1e9) == 0  # cut at the bound
+    assert score(1e9) == 0 and score(np.inf) == 0.5  # cut at the bound, or no number
 
 
 HALF = dataclasses.replace(

@@ -107,11 +107,9 @@ def round_levels(low: float, high: float, most: int = 9) -> list[float]:
         inside = inside[::2]
     if len(inside) >= 3:
         return inside
-    step = 10.0 ** math.floor(math.log10((high - low) / 2 or 1.0))
-    even = np.arange(math.ceil(low / step), math.floor(high / step) + 1) * step
-    while even.size > most:
-        even = even[::2]
-    return [float(f"{level:.12g}") for level in even if low < level < high]
+    even = matplotlib("matplotlib.ticker").MaxNLocator(most, steps=[1, 2, 5, 10])
+    ticks = even.tick_values(low, high).tolist()
+    return [float(f"{level:.12g}") for level in ticks if low < level < high]
 
 
 def _variation(gaps: np.ndarray) -> float:

@@ -36,7 +36,6 @@ from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 from jaxdp_episodic.trainer.gradient.noise import checked_noise, drawn_noise
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.learners.episode import (
-    Block,
     code_of,
     decoded,
     make_blocks,
@@ -498,7 +497,8 @@ class PrivateValidation:
 
     def try_out(self, learner: Any, params: Any) -> None:
         """Compiles the predictions for a block, and makes them for zeros."""
-        jax.block_until_ready(self._predicted(learner, params, self._zeros))
+        zeros = zero_block(self.data, self._sampler.slot_shape, _AT_ONCE)
+        jax.block_until_ready(self._predicted(learner, params, zeros))
 
     def score(self, released: Any) -> NoisyScore:
         """Returns the score that a release stands for; a function of the release."""
@@ -524,10 +524,6 @@ class PrivateValidation:
             score = np.clip(np.where(counts, score, 0.5), 0.0, 1.0)
             found.append(np.rint((2 * score - 1) * GRID).astype(np.int64))
         return np.concatenate(found)
-
-    @property
-    def _zeros(self) -> Block:
-        return zero_block(self.data, self._sampler.slot_shape, _AT_ONCE)
 
     def _predicted(self, learner: Any, params: Any, block: Any) -> Any:
         return predicted_of_block(params, block, learner=learner, **self._how)

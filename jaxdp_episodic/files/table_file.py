@@ -6,11 +6,12 @@ JSON lines, CSV and Parquet are written row by row, completely or not at all.
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,60 +38,49 @@ def check_suffix(path: Path) -> None:
 def writing(path: Path, columns: Mapping[str, str]) -> Iterator[Writer]:
     """Opens a table for writing in parts; the file appears when it is complete."""
     check_suffix(path)
-    opened = {".jsonl": _jsonl_writer, ".csv": _csv_writer, ".parquet": _arrow_writer}
-    with atomic_file(path) as file:
-        write, close = opened[path.suffix](file, columns)
-        try:
-            yield write
-        finally:
-            close()
+    table: Any
+    with ExitStack() as stack:
+        file: Any = stack.enter_context(atomic_file(path))
+        if path.suffix == ".csv":
+            # Without a translation of line ends, which are the same on all systems.
+            text = io.TextIOWrapper(file, "utf-8", "backslashreplace", newline="")
+            stack.callback(text.detach)
+            table = csv.writer(text, lineterminator="\n")
+            table.writerow(columns)
+
+            def write(rows: list[dict[str, Any]]) -> None:
+                # repr of a float keeps all digits.
+                table.writerows(
+                    [
+                        repr(v) if isinstance(v, float) else v
+                        for v in map(row.get, columns)
+                    ]
+                    for row in rows
+                )
+
+        elif path.suffix == ".jsonl":
+
+            def write(rows: list[dict[str, Any]]) -> None:
+                kept = ({name: plain(row[name]) for name in columns} for row in rows)
+                file.write("".join(json.dumps(row) + "\n" for row in kept).encode())
+
+        else:
+            arrow, parquet = require_pyarrow(purpose="Parquet")
+            kinds = {n: getattr(arrow, kind)() for n, kind in columns.items()}
+            schema = arrow.schema(list(kinds.items()))
+            table = stack.enter_context(parquet.ParquetWriter(file, schema))
+            texts = [name for name, kind in columns.items() if kind == "string"]
+
+            def write(rows: list[dict[str, Any]]) -> None:
+                cells = [row | {n: _text(row[n]) for n in texts} for row in rows]
+                table.write_table(arrow.Table.from_pylist(cells, schema=schema))
+
+        yield write
 
 
-def _jsonl_writer(file: Any, columns: Mapping[str, str]) -> tuple[Writer, Any]:
-    def write(rows: list[dict[str, Any]]) -> None:
-        kept = ({name: plain(row[name]) for name in columns} for row in rows)
-        file.write("".join(json.dumps(row) + "\n" for row in kept).encode())
-
-    return write, lambda: None
-
-
-def _csv_writer(file: Any, columns: Mapping[str, str]) -> tuple[Writer, Any]:
-    # The file is binary, so that line ends are the same on all systems.
-    class Encoded:
-        def write(self, text: str) -> int:
-            return file.write(text.encode("utf-8", "backslashreplace"))
-
-    table = csv.writer(Encoded(), lineterminator="\n")
-    table.writerow(columns)
-
-    def write(rows: list[dict[str, Any]]) -> None:
-        # repr of a float keeps all digits.
-        table.writerows(
-            [repr(v) if isinstance(v, float) else v for v in map(row.get, columns)]
-            for row in rows
-        )
-
-    return write, lambda: None
-
-
-def _arrow_writer(file: Any, columns: Mapping[str, str]) -> tuple[Writer, Any]:
-    arrow, parquet = require_pyarrow(purpose="Parquet")
-    types = {"int64": arrow.int64, "string": arrow.string, "float64": arrow.float64}
-    schema = arrow.schema([(name, types[kind]()) for name, kind in columns.items()])
-    table = parquet.ParquetWriter(file, schema)
-
-    def write(rows: list[dict[str, Any]]) -> None:
-        texts = [name for name, kind in columns.items() if kind == "string"]
-        cells = [
-            row | {n: None if row[n] is None else _text(row[n]) for n in texts}
-            for row in rows
-        ]
-        table.write_table(arrow.Table.from_pylist(cells, schema=schema))
-
-    return write, table.close
-
-
-def _text(value: Any) -> str:
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 

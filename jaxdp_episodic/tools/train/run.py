@@ -146,9 +146,8 @@ def finished(
 ) -> Result:
     """Writes report, picture and release of a run that has completed its steps."""
     records = run_files.read_log(folder)
-    account, selection = reports.run_statement(trainer), trainer.selection
-    if paid is not None:
-        account = account.with_more(*booked.words_of_book(paid))
+    more = [] if paid is None else [booked.words_of_book(paid)]
+    account, selection = reports.run_statement(trainer, *more), trainer.selection
     private_facts, found = account.facts, contributions_in_log(records)
     if found is not None:
         drawn, complete = found

@@ -79,7 +79,8 @@ def write_release(
         for path, leaf in flat_params(params).items()
     }
     # Epsilons from private sizes are not public, nor is the number of steps.
-    records = releasable_records(read_log(log)) if own.has_public_epsilon else []
+    is_public = trainer.has_public_accounting
+    records = releasable_records(read_log(log)) if is_public else []
     shapes = {name: list(array.shape) for name, array in arrays.items()}
     described = {**described_release(trainer), "parameters": shapes}
     lines = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in described.items()]

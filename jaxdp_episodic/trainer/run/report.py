@@ -89,20 +89,10 @@ class RunStatement(NamedTuple):
     facts: dict[str, Any]  # of the private page
     statement: str  # of the private page
     released: tuple[dict[str, Any], str]  # facts and statement of the release
-    has_public_epsilon: bool  # whether the log's epsilons may be released
-
-    def with_more(self, own: Mapping[str, Any], words: str) -> RunStatement:
-        """Returns the same with facts and words added, also in the release."""
-        facts, statement = self.released
-        return self._replace(
-            facts={**self.facts, **own},
-            statement=self.statement + words,
-            released=({**facts, **own}, statement + words),
-        )
 
 
-def run_statement(trainer: Any) -> RunStatement:
-    """Returns a run's facts and statements after the steps charged so far."""
+def run_statement(trainer: Any, *more: tuple[Mapping[str, Any], str]) -> RunStatement:
+    """Returns a run's facts and statements so far; ``more`` is added to both."""
     budget, taken = trainer.budget, trainer.num_steps_charged
     names = "is_seeded noise clipping truncation".split()
     how: dict[str, Any] = {name: getattr(trainer, name) for name in names}
@@ -120,19 +110,20 @@ def run_statement(trainer: Any) -> RunStatement:
             "people": people_of(trainer.data, str(budget.step.privacy_unit)),
         }
     facts = _facts(trainer, budget, spent, uncounted)
+    public = facts if adapts else _released_facts(facts, budget)
     shown, released = (
         privacy_statement(budget, for_release=for_release, **how)
         for for_release in (False, True)
     )
-    is_public = trainer.has_public_accounting
-    both = (facts if adapts else _released_facts(facts, budget)), released
-    whole = RunStatement(spent, uncounted, facts, shown, both, is_public)
     selection = trainer.selection
-    if selection is None:
-        return whole
-    if not is_public:  # nor is the number of steps
-        selection = selection.without_step()
-    return whole.with_more({"stage": selection.stage.name}, f"\n{selection.words}\n")
+    if selection is not None:
+        if not trainer.has_public_accounting:  # nor is the number of steps public
+            selection = selection.without_step()
+        more = ({"stage": selection.stage.name}, f"\n{selection.words}\n"), *more
+    for own, words in more:
+        facts, public = {**facts, **own}, {**public, **own}
+        shown, released = shown + words, released + words
+    return RunStatement(spent, uncounted, facts, shown, (public, released))
 
 
 def _facts(trainer: Any, budget: Any, spent: float, uncounted: float) -> dict[str, Any]:

@@ -93,35 +93,29 @@ class Selection(NamedTuple):
         stage = self.stage._replace(name=name)
         return self._replace(stage=stage, behind=dict.fromkeys(names, (0.0, 0.0)))
 
-    def table(self) -> list[str]:
-        """Returns the scores of the stages as lines of Markdown."""
+    def tables(self) -> list[str]:
+        """Returns scores and reliability of the stages as lines of Markdown."""
         splits = list(next(iter(self.scores.values()), {}))
         if not splits:
             return []
         what = next(iter(self.scores[self.stage.name].values())).name
-        head = ["stage", *splits, "behind the best"]
         lines = ["", f"Every stage's {what}:", ""]
-        lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+        lines += [f"| {' | '.join(['stage', *splits, 'behind the best'])} |"]
+        lines += [f"|{'---|' * (len(splits) + 2)}"]
         for name, scores in self.scores.items():
-            cells = [digits(one.mean) for one in scores.values()]
-            ahead, error = self.behind.get(name, (0.0, 0.0))
-            apart = f"{digits(ahead)} ± {digits(error)}"
-            cells.append(apart if name in self.behind else "")
+            apart = " ± ".join(map(digits, self.behind.get(name, ())))
             shown = f"**{name}**" if name == self.stage.name else name
-            lines.append(f"| {' | '.join([shown, *cells])} |")
+            cells = [shown, *(digits(one.mean) for one in scores.values()), apart]
+            lines.append(f"| {' | '.join(cells)} |")
+        if self.calibration is not None:
+            errors = (f"{r.error:.3f} on {n}" for n, r in self.reliability.items())
+            lines += [
+                "",
+                f"Probabilities are calibrated for {self.calibration}. Expected "
+                f"calibration error: {', '.join(errors)} (0: a share p of the "
+                "predictions with probability p is right).",
+            ]
         return lines
-
-    def reliability_table(self) -> list[str]:
-        """Returns the reliability of the probabilities as lines of Markdown."""
-        if self.calibration is None:
-            return []
-        ece = ", ".join(f"{r.error:.3f} on {n}" for n, r in self.reliability.items())
-        return [
-            "",
-            f"Probabilities are calibrated for {self.calibration}. Expected "
-            f"calibration error: {ece} (0: a share p of the predictions with "
-            "probability p is right).",
-        ]
 
     def record(self) -> dict[str, Any]:
         """Returns its part of a log record: the name is public, the scores are not."""
@@ -318,11 +312,6 @@ class Stages:
     initial: Any
     ways: int
 
-    @property
-    def judged(self) -> Any:
-        """The learner on examples that predicts with the run's parameters."""
-        return self.learner if self.start is None else self.start.learner(self.learner)
-
     def of(self, state: TrainingState, *, has_stepped: bool) -> tuple[Stage, ...]:
         """Returns the stages of a state, the simplest first."""
         simple = untrained(self.learner, self.ways)
@@ -333,24 +322,23 @@ class Stages:
                 params = {"start": released, "model": {}}
                 found.append(Stage(name, on_features, params))
         elif jax.tree.leaves(self.initial):
-            found.append(Stage(INITIAL, self.judged, self.initial))
+            found.append(Stage(INITIAL, self.learner, self.initial))
         if has_stepped:
             found += self.stepped(released_params(state))
         return tuple(found)
 
     def stepped(self, params: Any, at: str = "") -> list[Stage]:
         """The stages of parameters after gradient steps; the run's own is the last."""
-        whole = Stage(f"{STEPS}{at}", self.judged, params)
-        learner = self.learner
-        if not isinstance(learner, Classifier) or learner.features is None:
-            return [whole]
-        # A model with one layer has the examples' own features as its inputs.
-        has_more = isinstance(self.initial, Mapping) and len(self.initial) > 1
-        others = (LOGITS, HIDDEN, BOTH) if has_more else (LOGITS, BOTH)
-        stages = []
-        for embed in others:
-            if embed != learner.embed:
-                other = dataclasses.replace(learner, embed=embed)
-                judged = other if self.start is None else self.start.learner(other)
-                stages.append(Stage(f"{STEPS}/{embed}{at}", judged, params))
-        return [*stages, whole]
+        learner, start, learners = self.learner, self.start, dict[str, Any]()
+        if isinstance(learner, Classifier) and learner.features is not None:
+            # A model with one layer has the examples' own features as its inputs.
+            has_more = isinstance(self.initial, Mapping) and len(self.initial) > 1
+            for embed in (LOGITS, HIDDEN, BOTH) if has_more else (LOGITS, BOTH):
+                if embed != learner.embed:
+                    other = dataclasses.replace(learner, embed=embed)
+                    learners[f"{STEPS}/{embed}"] = other
+        learners[STEPS] = learner
+        return [
+            Stage(f"{name}{at}", one if start is None else start.learner(one), params)
+            for name, one in learners.items()
+        ]

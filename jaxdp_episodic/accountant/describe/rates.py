@@ -236,7 +236,7 @@ def _level_rates(
             "of children in the larger neighbour or a public lower bound on it; or "
             "the step needs a Population"
         )
-    draw = np.asarray(scheme.size, np.int64)[..., None]
+    draw = np.asarray(scheme.size)[..., None]  # real in differences
     exact = scheme.population_is_exact and sizes is None
     return np.minimum(draw, group) / group, group, draw, exact
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import math
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant._engine import asking_together, using_engine
+from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.schemes import (
     OWNED,
@@ -19,6 +18,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Poisson,
     Scheme,
 )
+from jaxdp_episodic.accountant.describe.spec import mapped
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
@@ -27,7 +27,7 @@ from jaxdp_episodic.accountant.describe.step import (
     parts_of,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import Bounds
-from jaxdp_episodic.accountant.methods.exact.held import have_held_slope, held_change
+from jaxdp_episodic.accountant.methods.exact.held import held_change
 from jaxdp_episodic.accountant.methods.run import EpsilonAt, Question, Run
 from jaxdp_episodic.accountant.questions import api, worst_path
 from jaxdp_episodic.accountant.questions.dominating_pair import (
@@ -45,8 +45,8 @@ NUM_STEPS = "num_steps"
 ORDERS = "orders"
 Field = tuple[int, str]
 """A number of a run: the index of its part and its name, see `epsilon_and_gradient`."""
-Moved = Callable[[np.ndarray], tuple[Question, tuple[Run, ...]]]
-"""From displacements (m, *shape) of a number to the question and the runs there."""
+Moved = Callable[[np.ndarray, np.ndarray], tuple[Question, Sequence[Run]]]
+"""From displacements (..., k) of a number in flattened settings (k,) to runs there."""
 
 
 class Scale(NamedTuple):
@@ -56,6 +56,10 @@ class Scale(NamedTuple):
     rises: np.ndarray  # whether the number can only increase
     # The scale for one-sided differences downwards, tried second; 0: none.
     falls: np.ndarray
+
+    def where(self, condition: np.ndarray) -> Scale:
+        """Returns the scale with no derivatives elsewhere."""
+        return Scale(*(np.where(condition, part, 0) for part in self))
 
 
 _NAME = "epsilon_and_gradient"
@@ -69,10 +73,6 @@ _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
 _SHARES = (1e-3, 1e-2, 1e-4)
 # The same for a rate near 1, where epsilon under replace_one bends within 1e-4.
 _SHARES_DOWN = (*_SHARES, 1e-5, 1e-6)
-# Width of differences on one contour, as a share of the scale.
-_HELD_SHARE = 2e-5
-# Width of differences of certified ends, which are accurate to about 1e-5.
-_WIDTH_OF_BOUNDS = 0.04
 # Estimated relative error of a difference, divided by the squared relative distance of
 # the difference of second order.
 _ERROR_OVER_SQUARE = 300.0
@@ -81,6 +81,10 @@ _ROUNDING = 1e-13
 # Relative error that is good enough, and the largest that is returned.
 _ENOUGH = 1e-8
 _LARGEST_ERROR = 1e-6
+# Width of differences on one contour, as a share of the scale.
+_HELD_SHARE = 2e-5
+# Shares and largest error for certified ends, which are accurate to about 1e-5.
+_OF_BOUNDS = (0.0625,), np.inf
 # Smallest distance of a rate from 1 at which it has a derivative, and the distance
 # below which one-sided differences are tried as well.
 LEAST_FROM_ONE = 1e-10
@@ -144,42 +148,37 @@ def epsilon_and_gradient(
       NotImplementedError: epoch schemes with another name than "noise_multiplier".
     """
     parts = gaussian_parts(step, _NAME)
-    _validation.open_unit_array("delta", delta)
+    delta = _validation.open_unit_array("delta", delta)
     _validation.choice("method", method, METHODS)
     if isinstance(step, ComposedSteps) and num_steps is not None:
         step, num_steps = compose((step, num_steps)), None
     wanted = _checked_names(wrt, step)
-    log_delta = np.log(np.asarray(delta, np.float64))
-    runs, shape = api.checked_runs(step, num_steps, delta=log_delta)
+    runs, shape = api.checked_runs(step, num_steps, delta=delta)
     _, counts = parts_of(step, num_steps)
     counts = [np.broadcast_to(np.asarray(n, np.float64), shape) for n in counts]
-    question = EpsilonAt(np.broadcast_to(log_delta, shape))
+    value, info = api.epsilon(
+        step, delta=delta, num_steps=num_steps, method=method, return_info=True
+    )
+    is_bound = info.is_certified_bound
+    has_bounds = any(isinstance(loss, Bounds) for run in runs for loss in run.losses)
     gradient = {}
-    with asking_together(math.prod(shape)):
-        value, info = api.epsilon(
-            step, delta=delta, num_steps=num_steps, method=method, return_info=True
-        )
-        bounded = any(isinstance(loss, Bounds) for run in runs for loss in run.losses)
-        bounded = bounded & info.is_certified_bound & np.isfinite(value)
-        known = np.where(info.is_certified_bound, np.nan, value)
-        for name, fields in wanted.items():
+    for name, fields in wanted.items():
 
-            def moved(displacement: np.ndarray, fields: Any = fields) -> Any:
-                return question, _moved_runs(parts, counts, fields, displacement)
+        def moved(displacement: np.ndarray, index: np.ndarray, f: Any = fields) -> Any:
+            some = [settings_of(part, shape, index) for part in parts]
+            numbers = [taken_of(count, shape, index) for count in counts]
+            question = EpsilonAt(np.log(taken_of(delta, shape, index)))
+            return question, _moved_runs(some, numbers, f, displacement)
 
-            scale = _scale_of_fields(parts, counts, fields, shape)
-            row = np.where(np.isnan(known), np.nan, slope(moved, known, scale, method))
-            left = np.flatnonzero(bounded)
-            if left.size and name.partition("[")[0] == NOISE:
-                width = _WIDTH_OF_BOUNDS * scale.size.reshape(-1)[left]
-                points = np.multiply.outer(_POINTS[:, 0], width)
-                some = _displaced(moved, points, left, shape)
-                with using_engine("numpy"):
-                    ends = worst_path.answer(*some, method).value
-                with np.errstate(invalid="ignore", divide="ignore"):
-                    wide = np.tensordot(_WEIGHTS[:, 0], ends, 1) / width
-                np.put(row, left, wide)
-            gradient[name] = row[()]
+        scale = _scale_of_fields(parts, counts, fields, shape)
+        row = slope(moved, value, scale.where(~is_bound), method)
+        if has_bounds and name.partition("[")[0] == NOISE:
+            ends = functools.partial(_answers, moved, method)
+            wide = difference(
+                ends, scale.where(is_bound & np.isfinite(value)), *_OF_BOUNDS
+            )
+            row = np.where(is_bound, wide, row)
+        gradient[name] = row[()]
     return value, gradient
 
 
@@ -190,76 +189,55 @@ def slope(
     moved: Moved, answer: np.ndarray, scale: Scale, method: str, *, held: bool = True
 ) -> np.ndarray:
     """Returns the derivative of an epsilon or log(delta); NaN if it is unknown."""
-    shape = np.shape(answer)
-    scale = Scale(*(np.broadcast_to(part, shape) for part in scale))
-    found = np.full(shape, np.nan)
+    scale = Scale(*(np.broadcast_to(part, np.shape(answer)).ravel() for part in scale))
+    found = np.full(np.size(answer), np.nan)
     if method == "exact" and held:
-        found = _held_slope(moved, answer, scale)
-    left = np.flatnonzero(np.isnan(found) & ~np.isnan(answer))
-
-    def some(displacement: np.ndarray, index: np.ndarray) -> np.ndarray:
-        question, runs = _displaced(moved, displacement, left[index], shape)
-        by = worst_path.CONTOUR if method == "exact" else method
-        with using_engine("numpy"):
-            value, _, is_bound = worst_path.answer(question, runs, by)
-        return np.where(is_bound, np.nan, value)
-
-    if left.size:
-        scale = Scale(*(part.reshape(-1)[left] for part in scale))
-        np.put(found, left, difference(some, scale))
-    return found
+        found = _held_slope(moved, np.ravel(answer), scale)
+    by = worst_path.CONTOUR if method == "exact" else method
+    values = functools.partial(_answers, moved, by, is_exact=True)
+    others = difference(values, scale.where(np.isnan(found)))
+    return np.where(np.isnan(found), others, found).reshape(np.shape(answer))
 
 
-def _displaced(
-    moved: Moved, displacement: np.ndarray, index: np.ndarray, shape: tuple[int, ...]
-) -> tuple[Question, list[Run]]:
-    """The question and the runs of some flattened settings, displaced by (m, k)."""
-    points = np.zeros((len(displacement), math.prod(shape)))
-    points[:, index] = displacement
-    question, runs = moved(points.reshape(len(points), *shape))
-
-    def chosen(field: np.ndarray, *path: int) -> np.ndarray:
-        whole = np.broadcast_to(field, (len(points), *shape, *path))
-        return whole.reshape(*points.shape, *path)[:, index]
-
-    # A path axis of length 1 broadcasts.
-    runs = [run.map(lambda f: chosen(f, *np.shape(f)[-1:] or (1,))) for run in runs]
-    return question.at(chosen(question.target)), runs
+def _answers(
+    moved: Moved,
+    method: str,
+    displacement: np.ndarray,
+    index: np.ndarray,
+    *,
+    is_exact: bool = False,
+) -> np.ndarray:
+    """Epsilons or logarithms of delta; for ``is_exact`` NaN where these are bounds."""
+    with using_engine("numpy"):
+        found = worst_path.answer(*moved(displacement, index), method)
+    return np.where(is_exact & found.is_certified, np.nan, found.value)
 
 
 @np.errstate(divide="ignore", invalid="ignore")
 def _held_slope(moved: Moved, answer: np.ndarray, scale: Scale) -> np.ndarray:
     """The derivative by a difference on one contour; NaN if that does not apply."""
-    found = np.full(answer.size, np.nan)
-    size, every = scale.size.reshape(-1), np.arange(answer.size)
-    moves = (size > 0) & np.isfinite(size) & ~scale.rises.reshape(-1)
-    width = np.where(moves, _power_of_two(_HELD_SHARE * size), 0.0)
+    usable = (scale.size > 0) & np.isfinite(scale.size) & ~scale.rises.astype(bool)
+    width = np.where(usable, _power_of_two(_HELD_SHARE * scale.size), 0.0)
     sides = []
     for sign in (-1.0, 1.0):
-        question, runs = _displaced(moved, sign * width[None], every, answer.shape)
+        question, runs = moved(sign * width, np.arange(answer.size))
         if len(runs) != 1 or runs[0].num_paths > 1:
-            return found.reshape(answer.shape)
-        run = runs[0].flattened((1, answer.size, 1))
-        moves &= have_held_slope(run)
-        sides.append((question.at(question.target[0]), run))
-    moves &= answer.reshape(-1) > (0.0 if sides[0][0].is_epsilon else -np.inf)
-    if (index := np.flatnonzero(moves)).size:
-        some = tuple((q.take(index), run.take(index)) for q, run in sides)
-        change = held_change(some, answer.reshape(-1)[index])
-        found[index] = change / (2 * width[index])
-    return found.reshape(answer.shape)
+            return np.full(answer.size, np.nan)
+        target = np.broadcast_to(question.target, answer.shape)
+        sides.append((question.at(target), runs[0].flattened((answer.size, 1))))
+    return held_change(sides, answer, usable) / (2 * width)
 
 
 def difference(
-    function: Callable[[np.ndarray, np.ndarray], np.ndarray], scale: Scale
+    function: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    scale: Scale,
+    shares: Sequence[float] = _SHARES,
+    largest_error: float = _LARGEST_ERROR,
 ) -> np.ndarray:
-    """Returns the derivatives of functions >= 0 at 0; NaN if they are unknown.
-
-    ``function`` gets displacements (m, k) and the indices (k,) of flattened functions.
-    """
+    """Returns the derivatives of functions at displacement 0; NaN if unknown."""
     shape = np.shape(scale.size)
     size, rises, falls = (np.broadcast_to(a, shape).reshape(-1) for a in scale)
-    found = _difference(function, size, rises.astype(float))
+    found = _difference(function, size, rises.astype(float), shares, largest_error)
     if (left := np.flatnonzero(np.isnan(found) & (falls > 0))).size:
         down = -np.ones(left.size)
         found[left] = _difference(
@@ -273,7 +251,8 @@ def _difference(
     function: Callable[[np.ndarray, np.ndarray], np.ndarray],
     size: np.ndarray,
     end: np.ndarray,
-    shares: Sequence[float] = _SHARES,
+    shares: Sequence[float],
+    largest_error: float = _LARGEST_ERROR,
 ) -> np.ndarray:
     """The same by central differences, or one-sided where ``end`` is 1 or -1."""
     found, best = np.full(size.shape, np.nan), np.full(size.shape, np.inf)
@@ -306,7 +285,7 @@ def _difference(
         better = off < best[left]
         found[left] = np.where(better, change / width, found[left])
         best[left] = np.where(better, off, best[left])
-    return np.where(best <= _LARGEST_ERROR, found, np.nan)
+    return np.where(best <= largest_error, found, np.nan)
 
 
 def _power_of_two(width: np.ndarray) -> np.ndarray:
@@ -315,6 +294,20 @@ def _power_of_two(width: np.ndarray) -> np.ndarray:
 
 
 # --- Displaced numbers ---
+
+
+def taken_of(value: Any, shape: tuple[int, ...], index: np.ndarray) -> np.ndarray:
+    """Returns the numbers of some of the flattened settings."""
+    return np.broadcast_to(value, shape).reshape(-1)[index]
+
+
+def settings_of(spec: Any, shape: tuple[int, ...], index: np.ndarray) -> Any:
+    """Returns the spec of some of the flattened settings, unchecked."""
+
+    def some(_: str, value: Any) -> Any:
+        return taken_of(value, shape, index) if np.ndim(value) else value
+
+    return mapped(spec, some, checked=False)
 
 
 def scale_of(place: str, value: Any) -> Scale:
@@ -374,36 +367,28 @@ def _moved_runs(
     """The runs with some fields displaced by real numbers."""
     parts, counts = list(parts), list(counts)
     for i, name in fields:
+        part = parts[i]
         if name == NUM_STEPS:
             counts[i] = counts[i] + displacement
-            continue
-        if name == NOISE:
-            noise = np.asarray(parts[i].noise_multiplier, np.float64) + displacement
-            parts[i] = dataclasses.replace(parts[i], noise_multiplier=noise)
-            continue
-        scheme = _schemes(parts[i])[name]
-        if isinstance(scheme, Poisson):
-            rate = np.asarray(scheme.sampling_probability, np.float64) + displacement
-            scheme = dataclasses.replace(scheme, sampling_probability=rate)
-            sampling = parts[i].design.with_scheme(scheme)
-            parts[i] = dataclasses.replace(parts[i], sampling=sampling)
-            continue
-        # A size must be a whole number: displace its rate.
-        step = in_one_place(parts[i])
-        if step.privacy_unit in OWNED:
-            raise NotImplementedError(
-                f"{_NAME} does not cover '{scheme.name}.size' with "
-                f"privacy_unit={str(parts[i].privacy_unit)!r}"
-            )
-        draw, group = _drawn(step, scheme)
-        levels, position = step.path_rates, step.level_names_used.index(scheme.name)
-        rates = list(levels.rates)
-        # A size above the population has no effect.
-        change = displacement[..., None] * np.where(draw > group, 0.0, 1.0 / group)
-        rates[position] = np.minimum(rates[position] + change, 1.0)
-        parts[i] = copy.copy(step)
-        # Replaces the cached property of the copy.
-        vars(parts[i])["path_rates"] = dataclasses.replace(levels, rates=tuple(rates))
+        elif name == NOISE:
+            noise = np.asarray(part.noise_multiplier, np.float64) + displacement
+            parts[i] = dataclasses.replace(part, noise_multiplier=noise)
+        else:
+            scheme = _schemes(part)[name]
+            field, one = scheme.rate_field, in_one_place(part)
+            if field == "size" and one.privacy_unit in OWNED:
+                raise NotImplementedError(
+                    f"{_NAME} does not cover {name!r} with "
+                    f"privacy_unit={str(part.privacy_unit)!r}"
+                )
+
+            def real(where: str, value: Any, field: str = field) -> Any:
+                return value + displacement if where == field else value
+
+            # A size is a whole number: unchecked.
+            moved = mapped(scheme, real, checked=False)
+            drawn = one.design.with_scheme(moved)
+            parts[i] = dataclasses.replace(one, sampling=drawn)
     return runs_of_parts(parts, counts)
 
 

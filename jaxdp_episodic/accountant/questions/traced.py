@@ -31,7 +31,7 @@ from jaxdp_episodic.accountant.describe.step import (
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
-from jaxdp_episodic.accountant.questions.dominating_pair import runs_of, runs_of_parts
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts
 from jaxdp_episodic.accountant.questions.gradients import (
     DELTA,
     EPSILON,
@@ -41,9 +41,12 @@ from jaxdp_episodic.accountant.questions.gradients import (
     ORDERS,
     difference,
     scale_of,
+    settings_of,
     slope,
+    taken_of,
 )
 from jaxdp_episodic.accountant.questions.traced_program import (
+    Words,
     evaluated,
     gathered,
     is_in_program,
@@ -234,54 +237,44 @@ def _canonical(place: str, value: Any) -> Any:
 def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> Any:
     """The result as a twice differentiable function of the traced numbers."""
     import jax
-
-    def level(words: tuple[tuple[int, ...], ...]) -> Any:
-        """The result, (), and its derivatives by numbers, (i,) and (i, j)."""
-
-        @jax.custom_jvp
-        def rows(*leaves: Any) -> tuple[Any, ...]:
-            back = functools.partial(_called_back, dtype)
-            if dtype == np.float64 and is_in_program(question, words):
-                return evaluated(question, words, back, shape)(*leaves)
-            return back(question, words, shape, leaves)
-
-        def rows_jvp(leaves: Any, tangents: Any) -> Any:
-            moving = [
-                i
-                for i, tangent in enumerate(tangents)
-                if not isinstance(tangent, SymbolicZero)
-            ]
-            length = max(map(len, words))
-            question.refuse_derivatives(moving, second=length == 1)
-            if length == 2:
-                raise NotImplementedError(
-                    "traced results have first and second derivatives, no third ones"
-                )
-            every = dict.fromkeys((*words, *((*w, i) for w in words for i in moving)))
-            found = dict(zip(every, level(tuple(every))(*leaves), strict=True))
-            none = jax.numpy.zeros(shape, dtype)
-            moved = tuple(
-                sum((found[*w, i] * tangents[i].astype(dtype) for i in moving), none)
-                for w in words
-            )
-            return tuple(found[w] for w in words), moved
-
-        rows.defjvp(rows_jvp, symbolic_zeros=True)
-        return rows
-
     from jax.custom_derivatives import SymbolicZero
 
-    return lambda *leaves: level(((),))(*leaves)[0]
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+    def rows(words: Words, *leaves: Any) -> tuple[Any, ...]:
+        back = functools.partial(_called_back, dtype)
+        if dtype == np.float64 and is_in_program(question, words):
+            return evaluated(question, words, back, shape)(*leaves)
+        return back(functools.partial(question.rows, words), words, shape, leaves)
+
+    @functools.partial(rows.defjvp, symbolic_zeros=True)
+    def _(words: Words, leaves: Any, tangents: Any) -> Any:
+        moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
+        order = max(map(len, words))
+        question.refuse_derivatives(moving, second=order == 1)
+        if order == 2:
+            raise NotImplementedError(
+                "traced results have first and second derivatives, no third ones"
+            )
+        every = dict.fromkeys((*words, *((*w, i) for w in words for i in moving)))
+        found = dict(zip(every, rows(tuple(every), *leaves), strict=True))
+        none = jax.numpy.zeros(shape, dtype)
+        moved = tuple(
+            sum((found[*w, i] * tangents[i].astype(dtype) for i in moving), none)
+            for w in words
+        )
+        return tuple(found[w] for w in words), moved
+
+    return lambda *leaves: rows(((),), *leaves)[0]
 
 
 def _called_back(
     dtype: Any,
-    question: Any,
-    words: tuple[tuple[int, ...], ...],
+    rows: Callable[..., Sequence[np.ndarray]],
+    words: Words,
     shape: tuple[int, ...],
     leaves: Sequence[Any],
-) -> Any:
-    """Calls `Question.rows` on the host; the first row is rounded up."""
+) -> tuple[Any, ...]:
+    """Calls ``rows`` on the host, with a row for each word; rounds the first one up."""
     # float64 travels as pairs of uint32.
     import jax
 
@@ -297,15 +290,15 @@ def _called_back(
             arrays = tuple(array.view(np.float64)[..., 0] for array in arrays)
         arrays = tuple(map(_widened, arrays))
         try:
-            found = question.rows(words, *arrays)
+            found = rows(*arrays)
         except Exception as error:
             raise _alone(error) from None
         found = [np.broadcast_to(row, arrays[0].shape) for row in found]
         with np.errstate(all="ignore"):
-            rows = [_rounded_up(found[0], dtype), *(r.astype(dtype) for r in found[1:])]
+            new = [_rounded_up(found[0], dtype), *(r.astype(dtype) for r in found[1:])]
         if is_double:
-            rows = [np.array(row, order="C")[..., None].view(np.uint32) for row in rows]
-        return tuple(rows)
+            new = [np.array(row, order="C")[..., None].view(np.uint32) for row in new]
+        return tuple(new)
 
     found = jax.pure_callback(
         call, (result,) * len(words), *given, vmap_method="broadcast_all"
@@ -370,30 +363,29 @@ class Question(NamedTuple):
         # JAX waits for this result, so that using JAX here could deadlock.
         with using_engine("numpy"):
             if self.kind == "rdp":
-                return self._curve(step, runs_of(step, np.asarray(1)), others)
+                return self._curve(*missing)
             others.pop(self.kind, None)  # the target of a calibration
             ask = _QUESTIONS[self.kind]
             return np.asarray(ask(step, **others, **self.options), np.float64)
 
-    def _curve(self, step: AnyStep, runs: Sequence[Run], others: Any) -> np.ndarray:
+    def _curve(self, *missing: np.ndarray) -> np.ndarray:
         """Rényi divergences at one order for each setting."""
-        orders = _validation.order_or_inf_array(ORDERS, others[ORDERS])
-        shape = np.broadcast_shapes(step.shape, orders.shape)
-        return api.curve_of(runs, orders[..., None], self.options["direction"], shape)
+        runs, others = self._of_real(*missing)
+        orders = _validation.order_or_inf_array(ORDERS, others[ORDERS])[..., None]
+        shape = np.broadcast_shapes(orders.shape, *((*r.shape[:-1], 1) for r in runs))
+        return api.curve_of(runs, orders, self.options["direction"], shape[:-1])
 
-    def _of_real(self, *missing: np.ndarray) -> tuple[AnyStep, tuple[Run, ...], Any]:
-        """The step, runs with real numbers of steps, and the other arguments."""
+    def _of_real(self, *missing: np.ndarray) -> tuple[tuple[Run, ...], Any]:
+        """Runs with real numbers of steps, and the other arguments."""
         real: dict[int, np.ndarray] = {}
         step, others = self._filled(missing, real)
         times = others.get(NUM_STEPS)
         times = np.asarray(1.0 if times is None else times, np.float64)
         parts, base = parts_of(step)
         counts = [(real[j] if j in real else n) * times for j, n in enumerate(base)]
-        return step, runs_of_parts(parts, counts), others
+        return runs_of_parts(parts, counts), others
 
-    def rows(
-        self, words: Sequence[tuple[int, ...]], *missing: np.ndarray
-    ) -> list[np.ndarray]:
+    def rows(self, words: Words, *missing: np.ndarray) -> list[np.ndarray]:
         """Returns the result, (), and its derivatives by numbers, (i,) or (i, j)."""
         answer = self.answer(*missing)
         whole = [np.broadcast_to(one, answer.shape) for one in missing]
@@ -420,7 +412,7 @@ class Question(NamedTuple):
     ) -> np.ndarray:
         """The derivative by missing number i."""
         if self.kind == "rdp":
-            return self._difference(lambda q, *n: q._curve(*q._of_real(*n)), i, missing)
+            return self._difference(Question._curve, i, missing)
         if self.kind == NOISE:
             # Epsilon is fixed at its target.
             inner = self._replace(kind=EPSILON, places=(*self.places, NOISE))
@@ -431,10 +423,10 @@ class Question(NamedTuple):
                 return 1 / by_noise
             return -inner._slope(i, numbers, at, held=held) / by_noise
 
-        def moved(displacement: np.ndarray) -> Any:
-            """The target question and the runs, for real numbers of steps."""
-            numbers = (n + displacement * (i == j) for j, n in enumerate(missing))
-            _, runs, others = self._of_real(*numbers)
+        def moved(*to: np.ndarray) -> tuple[DeltaAt | EpsilonAt, tuple[Run, ...]]:
+            """The question of methods and the runs, for real numbers of steps."""
+            some, numbers = self._displaced(i, missing, answer.shape, *to)
+            runs, others = some._of_real(*numbers)
             if self.kind == DELTA:
                 return DeltaAt(np.asarray(others[EPSILON], np.float64)), runs
             return EpsilonAt(np.log(others[DELTA])), runs
@@ -450,24 +442,33 @@ class Question(NamedTuple):
         """The derivative by missing number i of a function of question and numbers."""
         shape = np.broadcast_shapes(*(number.shape for number in missing))
 
-        def moved(displacement: np.ndarray, index: np.ndarray) -> np.ndarray:
-            numbers = [_taken(number, shape, index) for number in missing]
-            numbers[i] = numbers[i] + displacement
-            return function(self.of_some(index, shape), *numbers)
+        def moved(*to: np.ndarray) -> np.ndarray:
+            some, numbers = self._displaced(i, missing, shape, *to)
+            return function(some, *numbers)
 
         value = np.broadcast_to(missing[i], shape)
         return difference(moved, scale_of(self.places[i], value))
 
+    def _displaced(
+        self,
+        i: int,
+        missing: Sequence[np.ndarray],
+        shape: tuple[int, ...],
+        displacement: np.ndarray,
+        index: np.ndarray,
+    ) -> tuple[Question, list[np.ndarray]]:
+        """The question and numbers of some settings, missing number i displaced."""
+        numbers = [taken_of(number, shape, index) for number in missing]
+        numbers[i] = numbers[i] + displacement
+        return self.of_some(index, shape), numbers
+
     def of_some(self, index: np.ndarray, shape: tuple[int, ...]) -> Question:
         """The question about some of the flattened settings."""
-
-        def some(_: str, value: Any) -> Any:
-            whole = value is ... or not np.ndim(value)
-            return value if whole else _taken(value, shape, index)
-
-        step: Any = mapped(self.step, some, checked=False)
-        known = {name: some(name, value) for name, value in self.known.items()}
-        return self._replace(step=step, known=known)
+        known = {
+            name: taken_of(value, shape, index) if np.ndim(value) else value
+            for name, value in self.known.items()
+        }
+        return self._replace(step=settings_of(self.step, shape, index), known=known)
 
     def refuse_derivatives(self, by: Sequence[int], *, second: bool = False) -> None:
         """Refuses derivatives that do not exist."""
@@ -515,8 +516,3 @@ class Question(NamedTuple):
 
         step: Any = mapped(self.step, filled)
         return step, {**self.known, **given}
-
-
-def _taken(value: Any, shape: tuple[int, ...], index: np.ndarray) -> np.ndarray:
-    """The numbers of some of the flattened settings."""
-    return np.broadcast_to(value, shape).reshape(-1)[index]

@@ -53,8 +53,10 @@ _TRACED = (NOISE, "sampling_probability", "counts", NUM_STEPS, DELTA, EPSILON, O
 
 Words = tuple[tuple[int, ...], ...]
 """Requested values: the result, (), and derivatives by missing numbers, (i,)."""
-CallBack = Callable[[Any, Words, tuple[int, ...], Sequence[Array]], tuple[Array, ...]]
-"""Calls ``rows`` of a question on the host, with arrays of a shape."""
+CallBack = Callable[
+    [Callable[..., Any], Words, tuple[int, ...], Sequence[Array]], tuple[Array, ...]
+]
+"""Calls a function of arrays of a shape on the host; it returns a row for each word."""
 
 
 def poisson_levels(step: OneStep) -> tuple[Poisson, ...]:
@@ -96,22 +98,6 @@ def is_in_program(question: Any, words: Words = ((),)) -> bool:
     )
 
 
-class _Unusual(NamedTuple):
-    """Computes on the host the settings that the program left as NaN."""
-
-    question: Any
-
-    def rows(self, words: Words, *arrays: np.ndarray) -> Sequence[np.ndarray]:
-        rows, numbers = np.array(arrays[: len(words)]), arrays[len(words) :]
-        shape = rows.shape[1:]
-        rows, numbers = rows.reshape(len(words), -1), [n.reshape(-1) for n in numbers]
-        index = np.flatnonzero(np.isnan(rows).any(axis=0))
-        if index.size:
-            some = self.question.of_some(index, shape)
-            rows[:, index] = some.rows(words, *(number[index] for number in numbers))
-        return list(rows.reshape(-1, *shape))
-
-
 def evaluated(
     question: Any, words: Words, call_back: CallBack, shape: tuple[int, ...]
 ) -> Callable[..., tuple[Array, ...]]:
@@ -121,7 +107,8 @@ def evaluated(
     @jax.custom_batching.custom_vmap
     def call(*leaves: Array) -> tuple[Array, ...]:
         if math.prod(shape) < FEWEST:
-            return call_back(question, words, shape, leaves)
+            rows = functools.partial(question.rows, words)
+            return call_back(rows, words, shape, leaves)
         return in_program(*leaves)
 
     @jax.jit
@@ -131,9 +118,10 @@ def evaluated(
         with jax.numpy_rank_promotion("allow"), jax.default_matmul_precision("highest"):
             rows = answer_and_slopes(question, words, shape, leaves)
         unknown = functools.reduce(operator.or_, map(jax.numpy.isnan, rows))
+        rest = functools.partial(_completed, question, words)
         return jax.lax.cond(
             jax.numpy.any(unknown),
-            lambda: call_back(_Unusual(question), words, shape, (*rows, *leaves)),
+            lambda: call_back(rest, words, shape, (*rows, *leaves)),
             lambda: rows,
         )
 
@@ -149,6 +137,18 @@ def evaluated(
 
     del batched
     return call
+
+
+def _completed(question: Any, words: Words, *arrays: np.ndarray) -> np.ndarray:
+    """The rows, with the settings that the program left as NaN computed on the host."""
+    shape, number = arrays[0].shape, len(words)
+    every = np.array(arrays).reshape(len(arrays), -1)
+    rows = every[:number]
+    index = np.flatnonzero(np.isnan(rows).any(axis=0))
+    if index.size:
+        some = question.of_some(index, shape)
+        rows[:, index] = some.rows(words, *every[number:, index])
+    return rows.reshape(-1, *shape)
 
 
 def gathered(leaf: Array) -> Array:

@@ -28,25 +28,8 @@ _LARGEST_ERROR = 3e-7
 _ROUNDING = 1e-14
 
 
-def have_held_slope(run: Run) -> np.ndarray:
-    """Where the answer of a run is a contour integral without special cases."""
-    usual = all(
-        isinstance(loss, Nodes)
-        and not isinstance(loss, Bounds)
-        and loss.compiles
-        and type(loss).num_terms is Nodes.num_terms
-        for loss in run.losses
-    )
-    if not usual:
-        return np.zeros(run.shape, bool)
-    nothing, unprotected, too_little, log_kept = run.facts
-    found = ~(nothing | unprotected | too_little) & (log_kept == 0)
-    found &= (run.num_steps > 1) & np.isposinf(run.most_lost)
-    return found & ~((run.gaussian_shift() > 0) | have_closed_form(run))
-
-
 def held_change(
-    sides: Sequence[tuple[Question, Run]], answer: np.ndarray
+    sides: Sequence[tuple[Question, Run]], answer: np.ndarray, wanted: np.ndarray
 ) -> np.ndarray:
     """Change of the answer from the first side to the second; NaN if unknown.
 
@@ -54,15 +37,35 @@ def held_change(
     a question and a run of (n,) settings.
     """
     found = np.full(answer.shape, np.nan)
+    wanted = wanted & np.isfinite(answer)
+    wanted &= (answer > 0) | (not sides[0][0].is_epsilon)
+    for _, run in sides:
+        wanted &= _is_plain_integral(run)
     symmetric = sides[0][1].is_symmetric
     for effort in PASSES[:3]:
         for backward in (False,) if symmetric else (False, True):
-            left = np.flatnonzero(np.isnan(found) & np.isfinite(answer))
+            left = np.flatnonzero(wanted & np.isnan(found))
             if not left.size:
                 return found
             some = [(q.take(left), run.take(left)) for q, run in sides]
             found[left] = _change(some, answer[left], effort, float(backward))
     return found
+
+
+def _is_plain_integral(run: Run) -> np.ndarray:
+    """Where the answer of a run is a contour integral without special cases."""
+    if not all(
+        isinstance(loss, Nodes)
+        and not isinstance(loss, Bounds)
+        and loss.compiles
+        and type(loss).num_terms is Nodes.num_terms
+        for loss in run.losses
+    ):
+        return np.zeros(run.shape, bool)
+    nothing, unprotected, too_little, log_kept = run.facts
+    found = ~(nothing | unprotected | too_little) & (log_kept == 0)
+    found &= (run.num_steps > 1) & np.isposinf(run.most_lost)
+    return found & ~((run.gaussian_shift() > 0) | have_closed_form(run))
 
 
 @np.errstate(all="ignore")

@@ -37,13 +37,11 @@ def held_change(
     a question and a run of (n,) settings.
     """
     found = np.full(answer.shape, np.nan)
-    wanted = wanted & np.isfinite(answer)
-    wanted &= (answer > 0) | (not sides[0][0].is_epsilon)
-    for _, run in sides:
-        wanted &= _is_plain_integral(run)
-    symmetric = sides[0][1].is_symmetric
+    (question, run), (_, other) = sides
+    wanted = wanted & np.isfinite(answer) & ((answer > 0) | (not question.is_epsilon))
+    wanted &= _is_plain_integral(run) & _is_plain_integral(other)
     for effort in PASSES[:3]:
-        for backward in (False,) if symmetric else (False, True):
+        for backward in (False,) if run.is_symmetric else (False, True):
             left = np.flatnonzero(wanted & np.isnan(found))
             if not left.size:
                 return found

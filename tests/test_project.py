@@ -318,12 +318,12 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 64_714,
+    "jaxdp_episodic": 64_647,
     "jaxdp_episodic/accountant/describe": 3_994,
     "jaxdp_episodic/accountant/losses": 5_387,
-    "jaxdp_episodic/accountant/methods": 6_449,
+    "jaxdp_episodic/accountant/methods": 6_450,
     "jaxdp_episodic/accountant/numerics": 3_205,
-    "jaxdp_episodic/accountant/questions": 6_351,
+    "jaxdp_episodic/accountant/questions": 6_332,
     "jaxdp_episodic/accountant/bounds": 1_974,
     "jaxdp_episodic/accountant/interop": 1_740,
     "jaxdp_episodic/accountant/report": 2_073,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_419,
     "jaxdp_episodic/files": 1_465,
     "experiments": 7_103,
-    "tests": 48_381,
+    "tests": 48_367,
 }
 
 

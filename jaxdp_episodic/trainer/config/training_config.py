@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import field, fields
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -27,7 +27,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Scheme,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.spec import SCHEMA_VERSION
+from jaxdp_episodic.accountant.describe.spec import SCHEMA_VERSION, spec_fields
 from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     Sampling,
@@ -108,30 +108,24 @@ class StepConfig(CheckedSpec):
             design, unit = checked_sampling(self.sampling), self.privacy_unit
             unit, people = bounds_with_copies(design, unit, people, copies)
             return dataclasses.replace(self, privacy_unit=unit).step(population, people)
-        if self.neighboring_relation == "zero_out":
-            return self._with(None, people)  # slots, not what fills them
-        if isinstance(self.sampling, PeopleBlocks):
-            return self._with(None, people)  # its sizes are those of a block
-        if self.neighboring_relation != "add_remove":
+        given = {name: getattr(self, name) for name in spec_fields(self)}
+        if self.noise_multiplier is None:
+            given["noise_multiplier"] = 1.0
+        made = functools.partial(GaussianStep, **given, people=people)
+        relation = self.neighboring_relation
+        if relation == "zero_out" or isinstance(self.sampling, PeopleBlocks):
+            return made()  # its sizes are those of slots, or of a block
+        if relation != "add_remove":
             is_public = _states_its_sizes(self.sampling)
-            return self._with(None if is_public else population, people)
+            return made(population=None if is_public else population)
         # Sizes below the protected units are not needed: what the config states is
         # enough if the accountant can answer from it.
         try:
-            step = self._with(None, people)
+            step = made()
             step_epsilon(step, num_steps=1, delta=1e-5)
         except (ValueError, NotImplementedError):
-            return self._with(population, people)
+            return made(population=population)
         return step
-
-    def _with(
-        self, population: Population | None, people: PersonBounds | None
-    ) -> GaussianStep:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        given |= {"population": population, "people": people}
-        if self.noise_multiplier is None:
-            given["noise_multiplier"] = 1.0
-        return GaussianStep(**given)
 
 
 def _states_its_sizes(sampling: Sampling | Scheme) -> bool:
@@ -418,8 +412,6 @@ class TrainingConfig(CheckedSpec):
                     f"num_steps must be the sum of most over all options, {most}, got "
                     f"{self.num_steps}"
                 )
-        if self.start is not None and self.num_steps is None:
-            yield "num_steps must be given with start, got None"
         if isinstance(self.noise, parts.NoiseConfig):
             if self.noise.bands == parts.AUTO or len(options) > 1:
                 yield (

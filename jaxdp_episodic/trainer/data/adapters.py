@@ -116,7 +116,7 @@ def _from_rows(
                     raise ValueError(f"{key!r} must be one number in record {number}")
                 value = float(value.reshape(()))
             else:
-                value = _id(row[key], names if what == "label" else None, where, what)
+                value = _id(row[key], names, where, what)
             columns[what].append(value)
         if inputs[-1].shape != inputs[0].shape:
             mixed = {inputs[0].ndim, inputs[-1].ndim} == {2, 3} and grey is None
@@ -195,21 +195,12 @@ def _id(value: Any, names: list[str] | None, where: str, what: str) -> Any:
             raise ValueError(
                 f"{ids} must be UTF-8, got {value[:60]!r} as {where}"
             ) from None
-    if what == "label" and value is None:
-        raise ValueError(
-            f"class ids must be given, got None as {where}; leave out records without "
-            "a class"
-        )
-    if names is None:
+    if what != "label" or names is None and value is not None:
         return value
-    if type(value) is not int:
-        raise TypeError(
-            f"class ids must be whole numbers, got {_validation.shown(value)} as "
-            f"{where}"
-        )
-    if not 0 <= value < len(names):
+    if names is None or type(value) is not int or not 0 <= value < len(names):
+        rule = "given" if names is None else f"whole numbers in 0 .. {len(names) - 1}"
         raise ValueError(
-            f"class ids must lie in 0 .. {len(names) - 1}, got {value} as {where}; "
-            "leave out records without a class"
+            f"{ids} must be {rule}, got {_validation.shown(value)} as {where}; leave "
+            "out records without a class"
         )
     return names[value]

@@ -6,6 +6,7 @@ gives the same answer in a resumed run.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -24,21 +25,12 @@ from jaxdp_episodic.trainer.data.fields import (
     Natural,
     Positive,
     Text,
-    text,
+    listed,
     whole,
     within,
 )
 
-
-def _names(field: str, values: Any) -> tuple[str, ...]:
-    if not isinstance(values, list | tuple) or not 1 <= len(values) <= _MOST_IN_RULE:
-        raise TypeError(
-            f"{field} must be a list of 1 to {_MOST_IN_RULE} names of options, got "
-            f"{_validation.shown(values)}"
-        )
-    return tuple(text(field, value) for value in values)
-
-
+_MOST_IN_RULE = 64  # options; limits what an untrusted config may ask for
 Margin = Annotated[float, within(0.0, math.inf, "[)", rule="be >= 0 and finite")]
 
 
@@ -116,7 +108,7 @@ class NextWhenStalled(CheckedSpec):
       margin: of an improvement.
     """
 
-    options: Annotated[tuple[str, ...], _names]
+    options: Annotated[tuple[str, ...], functools.partial(listed, most=_MOST_IN_RULE)]
     check: Text = "check"
     every: Count = 50
     patience: Count = 1
@@ -189,7 +181,6 @@ STEP = "step"
 # Limits of what an untrusted config may ask for.
 _MOST_OPTIONS = 16
 _MOST_CHECKS = 10_000
-_MOST_IN_RULE = 64  # options of a rule
 # Splits of the package's own data that hold the training data.
 _TRAINED_ON = ("train", "all")
 

@@ -348,14 +348,13 @@ class ClippingConfig(CheckedSpec):
         return low, high
 
 
-def _splits(name: str, value: Any) -> tuple[str, ...]:
-    return () if value in ([], ()) else listed(name, value)  # may be empty
-
-
 class EvaluationConfig(CheckedSpec):
     """How the model is judged on held-out tasks."""
 
-    splits: Annotated[tuple[str, ...], _splits] = ("validation",)
+    # may be empty
+    splits: Annotated[tuple[str, ...], functools.partial(listed, least=0)] = (
+        "validation",
+    )
     # of prototypes only; None: as in training, also for shots
     ways: Count | None = None
     shots: Count | None = None

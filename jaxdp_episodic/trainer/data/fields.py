@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import Spec
@@ -93,14 +96,11 @@ def within(
     """Returns a check for one number between two ends, "[" and "]" being closed."""
     rule = rule or f"lie in {ends[0]}{low:g}, {high:g}{ends[1]}"
 
-    def check(name: str, value: Any) -> float:
-        number = _validation.single(name, _validation.real_array(name, value))
-        is_low = number > low or (number == low and ends[0] == "[")
-        if not (is_low and (number < high or (number == high and ends[1] == "]"))):
-            raise ValueError(f"{name} must {rule}, got {_validation.shown(value)}")
-        return float(number)
+    def is_good(value: np.ndarray) -> np.ndarray:
+        above = value >= low if ends[0] == "[" else value > low
+        return above & (value <= high if ends[1] == "]" else value < high)
 
-    return check
+    return functools.partial(_validation.one, check=_validation.reals(rule, is_good))
 
 
 def text(name: str, value: Any) -> str:
@@ -121,14 +121,21 @@ def is_unicode(value: str) -> bool:
         return False
 
 
-def listed(name: str, value: Any, kinds: tuple[type, ...] = (str,)) -> tuple[Any, ...]:
-    """Returns a non-empty tuple of names, each of one of the types ``kinds``."""
+def listed(
+    name: str,
+    value: Any,
+    kinds: tuple[type, ...] = (str,),
+    *,
+    least: int = 1,
+    most: float = math.inf,
+) -> tuple[Any, ...]:
+    """Returns a tuple of ``least`` to ``most`` names, each of one of the types."""
     fits = isinstance(value, list | tuple) and all(
         isinstance(one, kinds) and not isinstance(one, bool) for one in value
     )
-    if not fits or not value:
-        shown = _validation.shown(value)
-        raise TypeError(f"{name} must be a list of names, got {shown}")
+    if not fits or not least <= len(value) <= most:
+        shown, limit = _validation.shown(value), f"at most {most} " * (most < math.inf)
+        raise TypeError(f"{name} must be a list of {limit}names, got {shown}")
     return tuple(value)
 
 

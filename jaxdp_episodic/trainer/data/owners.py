@@ -176,31 +176,28 @@ class Owners:
         return self.names[np.unique(self.codes)]
 
     def statistics(
-        self, classes: np.ndarray | None, tasks: np.ndarray | None = None
+        self, classes: np.ndarray, tasks: np.ndarray | None = None
     ) -> PeopleStatistics:
         """Returns how many examples, classes and tasks each person appears in.
 
         Args:
-          classes: (R,) index of each example's class; None: no classes.
+          classes: (R,) index of each example's class.
           tasks: (R,) index of the unit above that class; None: no such level.
         """
-        person = np.unique(self.codes, return_inverse=True)[1].reshape(-1)
-        number = int(person.max(initial=-1)) + 1
-        classes = np.zeros_like(person) if classes is None else classes
-        pairs, examples = _pairs(person, classes)
-        in_all = np.bincount(pairs[0], minlength=number)
+        first, _, examples = distinct_pairs(self.codes, classes)
+        person = self.codes[first]
+        in_all = np.bincount(person)
+        in_all = in_all[in_all > 0]
         most, most_tasks = in_all.max(initial=0), None
         if tasks is not None:
-            task_of = np.zeros(int(classes.max(initial=-1)) + 1, np.int64)
-            task_of[classes] = tasks
-            (owner, _), within = _pairs(pairs[0], task_of[pairs[1]])
+            of_task, _, within = distinct_pairs(person, tasks[first])
             most = within.max(initial=0)
-            most_tasks = int(np.bincount(owner).max(initial=0))
+            most_tasks = int(np.bincount(person[of_task]).max(initial=0))
         return PeopleStatistics(
-            number,
+            len(in_all),
             int(examples.max(initial=0)),
             int(most),
-            float(in_all.mean()) if number else 0.0,
+            float(in_all.mean()) if len(in_all) else 0.0,
             most_tasks,
         )
 
@@ -261,10 +258,12 @@ def _many(number: int, one: str, several: str = "") -> str:
     return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
-def _pairs(
+def distinct_pairs(
     first: np.ndarray, second: np.ndarray
-) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Returns the distinct pairs of whole numbers, sorted, and their counts."""
-    width = int(second.max(initial=0)) + 1
-    keys, counts = np.unique(first * width + second, return_counts=True)
-    return divmod(keys, width), counts
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns of the distinct pairs of whole numbers, sorted: place, inverse, count."""
+    keys = first * (int(second.max(initial=0)) + 1) + second
+    _, place, inverse, counts = np.unique(
+        keys, return_index=True, return_inverse=True, return_counts=True
+    )
+    return place, inverse.reshape(-1), counts

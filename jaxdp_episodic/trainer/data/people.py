@@ -11,7 +11,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
 from jaxdp_episodic.trainer.data.fields import CheckedSpec, Natural
-from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.data.owners import Owners, distinct_pairs
 from jaxdp_episodic.trainer.data.table import ExampleTable, unit_labels
 
 # Prefix of every hashed text. The rule may be as public as the bounds, but it must not
@@ -158,8 +158,8 @@ def _kept(
             person = owners.codes[rows]
             # Each unit of a person counts once. A group is all of a person's units in
             # one unit of the level above.
-            first, unit_of_row = _numbered(person, units[rows])
-            group = _numbered(person, within[rows])[1][first]
+            first, unit_of_row, _ = distinct_pairs(person, units[rows])
+            group = distinct_pairs(person, within[rows])[1][first]
             size = np.bincount(group)[group]
             beyond = np.flatnonzero(size > most)
             if refuse and beyond.size:
@@ -189,13 +189,6 @@ def _kept(
         if most is not None or name == "classes":
             within = units
     return kept
-
-
-def _numbered(person: np.ndarray, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first row of each (person, unit) pair, and the pair of each row."""
-    keys = person * (int(unit.max(initial=0)) + 1) + unit
-    _, first, pair = np.unique(keys, return_index=True, return_inverse=True)
-    return first, pair.reshape(-1)
 
 
 def _ranks(group: np.ndarray, values: np.ndarray) -> np.ndarray:

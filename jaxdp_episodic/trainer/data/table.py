@@ -225,7 +225,7 @@ class ExampleTable:
             return None
         above = len(self.level_names) - 1
         tasks = None if above < 2 else self.places(above - 1)
-        return codes.statistics(self.class_places if above else None, tasks)
+        return codes.statistics(self.class_places, tasks)
 
     def check_copies(self, privacy_unit: str) -> None:
         """Raises if the protected unit contains only some copies of an example."""

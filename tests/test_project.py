@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 64_581,
+    "jaxdp_episodic": 64_561,
     "jaxdp_episodic/accountant/describe": 3_994,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_450,
@@ -340,12 +340,12 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/plan": 2_134,
     "jaxdp_episodic/tools/plots": 1_223,
     "jaxdp_episodic/tools/book": 1_156,
-    "jaxdp_episodic/tools/train": 1_317,
+    "jaxdp_episodic/tools/train": 1_297,
     "jaxdp_episodic/tools/explore": 477,
     "jaxdp_episodic/tools/cli": 2_419,
     "jaxdp_episodic/files": 1_455,
     "experiments": 7_103,
-    "tests": 48_367,
+    "tests": 48_368,
 }
 
 

@@ -75,13 +75,13 @@ def do_tune(o: command.Options) -> list[str]:
         rows = {"each run": f"epsilon {each}"}
         return command.facts(rows | {"the search": f"epsilon {whole} (upper bound)"})
     run = searches.run_search(search, o.out, resume=o.resume, base=base, book=book)
-    delta = f"delta {search.settings.delta:g}"
+    delta = f"delta {search.delta:g}"
     rows = {"epsilon": f"{upward(run.epsilon, 5)} (upper bound, {delta})"}
     if run.chosen is None:
         rows["release"] = "none: no run was drawn"
     else:
         rows["chosen"] = ", ".join(f"{k} = {v}" for k, v in run.hyperparameters.items())
-        rows["score"] = f"{digits(abs(run.score))} ({search.settings.split})"
+        rows["score"] = f"{digits(abs(run.score))} ({search.split})"
         rows["to release"] = str(o.out / searches.RELEASE)
     rows["secret"] = f"everything else in {o.out}, the number of runs too"
     return command.facts(rows, 10)

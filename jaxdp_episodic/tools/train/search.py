@@ -91,7 +91,7 @@ def run_search(
         budget = SearchBudget(**state["budget"])
         console.print(
             f"each run epsilon {upward(budget.run_epsilon)}, the search "
-            f"{upward(budget.epsilon)} at delta {search.settings.delta:g}; "
+            f"{upward(budget.epsilon)} at delta {search.delta:g}; "
             f"{len(state['runs'])} runs (secret)",
             highlight=False,
         )
@@ -114,7 +114,7 @@ def run_search(
                 console=console,
                 book=PartOfSearch(state["name"], paid),
             )
-            score = result.scores[search.settings.split]
+            score = result.scores[search.split]
             value = float(-score.mean if score.name == "rmse" else score.mean)
             run["score"] = value if math.isfinite(value) else "-inf"  # larger is better
             _save(folder, state)
@@ -133,7 +133,7 @@ def _started(
         )
     budget = search_budget(search, base, console)
     generator = np.random.default_rng()  # the operating system's entropy
-    number = search.settings.trials.draw(generator)
+    number = search.trials.draw(generator)
     runs = [{"values": search.draw(generator), "score": None} for _ in range(number)]
     for run in runs:  # refuses a wrong value before the first run
         search.config(run["values"], budget.run_epsilon)
@@ -201,22 +201,21 @@ def _finish(
 
 def _statement(search: Search, budget: SearchBudget) -> str:
     """The statement on the whole search, to precede that of its best run."""
-    settings = search.settings
-    if settings.epsilon is not None:
-        charge = f"epsilon <= {settings.epsilon:g}"
+    if search.epsilon is not None:
+        charge = f"epsilon <= {search.epsilon:g}"
     elif budget.is_public:
         # Rounded up: what is printed is a bound as well.
         charge = f"epsilon <= {math.ceil(budget.epsilon * 1e4) / 1e4:g}"
     else:
         charge = "an epsilon that is not stated, as it depends on private sizes, "
-    trials = settings.trials
+    trials = search.trials
     runs = f"{type(trials).__name__} with {float(trials.mean):g} expected runs"
     return (
         "# Privacy of the search that chose this run\n\n"
-        f"**{charge} at delta = {settings.delta:g}**, for this run and its "
+        f"**{charge} at delta = {search.delta:g}**, for this run and its "
         "hyperparameters as the best of a secret, random number of runs "
         f"({runs}; Papernot and Steinke 2022, arXiv:2110.03620). The score is from "
-        f"public held-out data ({settings.split}). Do not publish the number of "
+        f"public held-out data ({search.split}). Do not publish the number of "
         "runs, another run, or how long the search took. The statement below is about "
         "this run alone and does not count the choice.\n\n"
     )
@@ -234,29 +233,29 @@ def search_budget(
     search: Search, base: Path | None = None, console: Console | None = None
 ) -> SearchBudget:
     """Returns the cost of a search; for a target, with the largest runs within it."""
-    settings, console = search.settings, console or Console(quiet=True)
+    console = console or Console(quiet=True)
     console.print("computing the cost of the search")
     data, _ = search.config({}, 1.0).training_data(base)
-    target, budgets = settings.epsilon, dict[float, SearchBudget]()
+    target, budgets = search.epsilon, dict[float, SearchBudget]()
     priced = (1 if target is None else _TOTALS) * sum(1 for _ in search.variants())
     with ProgressBar(console, "runs priced", priced) as bar:
         bar.show(0)
 
         def total(run_epsilon: float) -> float:
             curve, is_public = _curve(search, run_epsilon, data, bar)
-            found = curve_to_epsilon(DEFAULT_ORDERS, curve, delta=settings.delta)
+            found = curve_to_epsilon(DEFAULT_ORDERS, curve, delta=search.delta)
             budgets[run_epsilon] = SearchBudget(run_epsilon, float(found), is_public)
             return budgets[run_epsilon].epsilon
 
         if target is None:
-            assert settings.run_epsilon is not None  # exactly one is given
-            total(settings.run_epsilon)
-            return budgets[settings.run_epsilon]
+            assert search.run_epsilon is not None  # exactly one is given
+            total(search.run_epsilon)
+            return budgets[search.run_epsilon]
         low, high = target * _SMALLEST_SHARE, target
         if not total(low) <= target:
             raise ValueError(
-                f"epsilon must be larger for a search with {settings.trials!r}, got "
-                f"{target:g} at delta {settings.delta:g}: runs of epsilon {low:.2g} "
+                f"epsilon must be larger for a search with {search.trials!r}, got "
+                f"{target:g} at delta {search.delta:g}: runs of epsilon {low:.2g} "
                 f"already cost {upward(budgets[low].epsilon)}; expect fewer runs, or "
                 "use a smaller eta"
             )
@@ -297,7 +296,7 @@ def _curve(
             "hyperparameters must not change the privacy unit, relation or bounds of "
             f"people, got {len(protected)} different protections"
         )
-    return tuned_rdp(search.settings.trials, DEFAULT_ORDERS, curve), is_public
+    return tuned_rdp(search.trials, DEFAULT_ORDERS, curve), is_public
 
 
 def _try_out(search: Search, state: dict[str, Any], base: Path | None) -> None:

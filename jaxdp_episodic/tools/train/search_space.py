@@ -7,14 +7,12 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.spec import Spec, spec_from_dict
 from jaxdp_episodic.accountant.questions import tuning
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
@@ -30,21 +28,21 @@ _FIXED = ("epsilon", "delta", "data", "evaluation", "seed", "version", "type")
 _OF_STEPS = ("model", "l2_clip_norm", "clipping", "num_steps", "normalizer")
 _OF_A_START = ("kind", "share")
 _finite = fields.within(-math.inf, math.inf, "()", rule="be a finite number")
+_table = functools.partial(_validation.instance, kinds=dict, words="a table of keys")
 _DIMENSIONS = 128  # largest number that a search around a config tries, as in `plan`
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Choice(Spec):
+def _some(name: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        shown = _validation.shown(value)
+        raise ValueError(f"{name} must be a list of values, got {shown}")
+    return tuple(value)
+
+
+class Choice(fields.CheckedSpec):
     """One of some values, all equally likely."""
 
-    values: tuple[Any, ...]
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.values, list | tuple) or not self.values:
-            raise ValueError(
-                f"values must be a list of values, got {_validation.shown(self.values)}"
-            )
-        object.__setattr__(self, "values", tuple(self.values))
+    values: Annotated[tuple[Any, ...], _some]
 
     def draw(self, generator: np.random.Generator) -> Any:
         """Returns one value."""
@@ -106,25 +104,29 @@ class LogUniform(Uniform):
 Distribution = Choice | Integers | Uniform | LogUniform
 
 
-class SearchSettings(fields.CheckedSpec):
-    """The target of a search, its number of runs, and the score that decides."""
+class Search(fields.CheckedSpec):
+    """The target of a search, its number of runs, and the distributions of both."""
+
+    nested_specs: ClassVar[Any] = {
+        "trials": get_args(tuning.Trials),
+        "hyperparameters": get_args(Distribution),
+    }
 
     delta: Annotated[float, fields.within(0.0, 1.0, "()")]  # of the whole search
     trials: tuning.Trials  # the distribution of the number of runs
-    split: fields.Text = (
-        "validation"  # the run with the best score on this part is released
-    )
+    # Dotted name of a field of the run to its distribution.
+    hyperparameters: Mapping[str, Distribution]
+    run: Annotated[dict[str, Any], _table]  # the base run, without epsilon and delta
+    split: fields.Text = "validation"  # the run with its best score is released
     # Must be true, so that scores are post-processing of the private models. Scores on
     # private held-out data would disclose these.
     held_out_is_public: bool = False
-    # of the whole search; that of each run is calibrated
+    # Of the whole search; that of each run is calibrated.
     epsilon: fields.Positive | None = None
-    run_epsilon: fields.Positive | None = (
-        None  # of each run; that of the search is computed
-    )
+    run_epsilon: fields.Positive | None = None  # of each; the search's is computed
 
     def check_values(self) -> None:
-        """Refuses several settings, no target, and held-out data that are private."""
+        """Refuses what would break the guarantee, and searches without a target."""
         if self.trials.shape:
             shown = _validation.shown(self.trials)
             raise ValueError(f"fields of trials must be single numbers, got {shown}")
@@ -139,19 +141,7 @@ class SearchSettings(fields.CheckedSpec):
                 "scores on private held-out data, got "
                 f"{_validation.shown(self.held_out_is_public)}"
             )
-
-
-@dataclass(frozen=True, eq=False)
-class Search:
-    """A search, as `read_search` reads it."""
-
-    settings: SearchSettings
-    # Dotted name of a field of the run to its distribution.
-    distributions: Mapping[str, Distribution]
-    run: Mapping[str, Any]  # the table of the base run, without epsilon and delta
-
-    def __post_init__(self) -> None:
-        for name in self.distributions:
+        for name in self.hyperparameters:
             if name.split(".")[0] in _FIXED:
                 raise ValueError(
                     f"hyperparameters.{name} must be left out: it must be the same for "
@@ -172,7 +162,7 @@ class Search:
     @functools.cached_property
     def _priced(self) -> dict[str, Any]:
         """The values of the hyperparameters that change a run's privacy cost."""
-        priced = {n: dist for n, dist in self.distributions.items() if is_priced(n)}
+        priced = {n: d for n, d in self.hyperparameters.items() if is_priced(n)}
         for name, dist in priced.items():
             if not isinstance(dist, Choice | Integers):
                 raise NotImplementedError(
@@ -183,7 +173,7 @@ class Search:
 
     def draw(self, generator: np.random.Generator) -> dict[str, Any]:
         """Returns hyperparameters of one run, by dotted name."""
-        return {name: dist.draw(generator) for name, dist in self.distributions.items()}
+        return {name: d.draw(generator) for name, d in self.hyperparameters.items()}
 
     def variants(self) -> Iterator[dict[str, Any]]:
         """Yields every combination of the values that change a run's privacy cost."""
@@ -193,7 +183,7 @@ class Search:
     def config(self, values: Mapping[str, Any], epsilon: float) -> TrainingConfig:
         """Returns the validated config of a run with these hyperparameters."""
         table = copy.deepcopy(dict(self.run))
-        table |= {"epsilon": epsilon, "delta": self.settings.delta, "version": 1}
+        table |= {"epsilon": epsilon, "delta": self.delta, "version": 1}
         for name, value in values.items():
             _set(table, name, value)
         learner, start = table.get("learner"), table.get("start")
@@ -208,7 +198,7 @@ class Search:
             raise ValueError(
                 "run.adaptive must be left out: a search has runs fixed in advance"
             )
-        split, wanted = self.settings.split, config.evaluation
+        split, wanted = self.split, config.evaluation
         if wanted is None or split not in wanted.splits:
             raise ValueError(
                 f"run.evaluation.splits must have {split!r}, on which runs are compared"
@@ -216,12 +206,12 @@ class Search:
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the search as plain values."""
-        return {
-            "settings": self.settings.to_dict(),
-            "laws": {name: dist.to_dict() for name, dist in self.distributions.items()},
-            "run": dict(self.run),
-        }
+        """Returns the search as plain values, in the form of ``search.json``."""
+        table = super().to_dict()
+        laws = {name: dist.to_dict() for name, dist in self.hyperparameters.items()}
+        del table["hyperparameters"], table["run"]
+        settings = table | {"type": "SearchSettings"}
+        return {"settings": settings, "laws": laws, "run": dict(self.run)}
 
 
 def is_priced(name: str) -> bool:
@@ -244,23 +234,14 @@ def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
         mapping = search_around(mapping, config, path.parent)
     if held_out_is_public:
         mapping["held_out_is_public"] = True
-    tables = {}
-    for name in ("hyperparameters", "run"):
-        table = mapping.pop(name, None)
-        tables[name] = _validation.instance(name, table, dict, "a table of keys")
-    distributions = {}
-    for name, table in tables["hyperparameters"].items():
-        where = f"hyperparameters.{name}"
+    tables = mapping.get("hyperparameters")
+    for name, table in tables.items() if isinstance(tables, dict) else ():
         if not isinstance(table, dict) or "type" not in table:
             raise TypeError(
-                f"{where} must be a table with a type (names with dots need quotes), "
-                f"got {_validation.shown(table)}"
+                f"hyperparameters.{name} must be a table with a type (names with dots "
+                f"need quotes), got {_validation.shown(table)}"
             )
-        table = {"version": 1, **table}
-        kinds = get_args(Distribution)
-        distributions[name] = spec_from_dict(kinds, table, where=where)
-    settings = SearchSettings.from_dict(mapping, where="search")
-    return Search(settings, distributions, tables["run"])
+    return Search.from_dict(mapping, where="search")
 
 
 def search_around(

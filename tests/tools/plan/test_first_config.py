@@ -118,7 +118,7 @@ def test_what_is_written_is_what_the_trainer_reads(kind, tmp_path, capsys):
         search = read_search(path, held_out_is_public=True)
         assert search.config(search.draw(np.random.default_rng(0)), 1.0)
         if kind in ("Npz", "Stored", "Table"):  # six features
-            assert search.distributions["start.dimensions"].values == (1, 3, 6)
+            assert search.hyperparameters["start.dimensions"].values == (1, 3, 6)
     assert "set true if they are public" in beside["tune"].read_text()
 
 

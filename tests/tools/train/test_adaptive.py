@@ -1,5 +1,6 @@
 """Adaptive runs from a config: how they are built, refused and run."""
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -14,7 +15,7 @@ from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.audit import training_of_config
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.train.run import run_training
-from jaxdp_episodic.tools.train.search_space import Search, read_search
+from jaxdp_episodic.tools.train.search_space import read_search
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import Tables, adaptive_plan_of, assembled
@@ -193,4 +194,4 @@ def test_commands_for_plans_refuse_adaptive_runs():
     search = read_search(ROOT / "configs" / "tune_glyphs.toml")
     run = {**search.run, "adaptive": described()["adaptive"]}
     with pytest.raises(ValueError, match="run.adaptive"):
-        Search(search.settings, search.distributions, run).config({}, 8.0)
+        dataclasses.replace(search, run=run).config({}, 8.0)

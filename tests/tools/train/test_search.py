@@ -36,7 +36,7 @@ def test_budget_of_the_whole_search_calibrates_each_run(tmp_path):
     config = search.config({}, budget.run_epsilon)
     one = plan(config, config.data.load("train", None))
     curve = jde.rdp(jde.compose((one.step, one.num_steps)), DEFAULT_ORDERS)
-    tuned = tuned_rdp(search.settings.trials, DEFAULT_ORDERS, curve)
+    tuned = tuned_rdp(search.trials, DEFAULT_ORDERS, curve)
     total = curve_to_epsilon(DEFAULT_ORDERS, tuned, delta=1e-5)
     assert total == pytest.approx(budget.epsilon, rel=1e-9)
     forward = read_search(search_file(tmp_path, target="run_epsilon = 1.0"))
@@ -124,10 +124,10 @@ def test_a_training_config_becomes_a_search(tmp_path):
         read_search(path, held_out_is_public=True)
     path.write_text(TINY + rate)
     search = read_search(path, held_out_is_public=True)
-    assert search.settings.epsilon == 8.0 and search.settings.split == "validation"
-    rates = search.distributions["optimizer.learning_rate"]
+    assert search.epsilon == 8.0 and search.split == "validation"
+    rates = search.hyperparameters["optimizer.learning_rate"]
     assert (rates.low, rates.high) == (2e-3, 32e-3)
-    assert search.distributions["l2_clip_norm"].values == (0.05, 0.1, 0.2)
+    assert search.hyperparameters["l2_clip_norm"].values == (0.05, 0.1, 0.2)
     drawn = search.draw(np.random.default_rng(0))
     assert search.config(drawn, 1.0).l2_clip_norm == drawn["l2_clip_norm"]
 
@@ -142,7 +142,7 @@ def test_the_number_of_dimensions_is_at_most_that_of_columns(tmp_path):
         f'features = ["a", "b", "c", "d", "e", "f"]\n[start]\nkind = "plda"\n{step}'
     )
     search = read_search(path, held_out_is_public=True)
-    assert search.distributions["start.dimensions"].values == (1, 3, 6)
+    assert search.hyperparameters["start.dimensions"].values == (1, 3, 6)
 
 
 def test_private_held_out_people_are_refused(tmp_path):

@@ -56,12 +56,10 @@ def answer(part: str, question: Any) -> dict[str, Any]:
             using_engine("numpy"),
             warnings.catch_warnings(record=True, action="always") as caught,
         ):
-            fields = question.get("request") if isinstance(question, Mapping) else None
-            if not isinstance(fields, Mapping):
-                shown = _validation.shown(question)
-                raise TypeError(f"request must be a table, got {shown}")
+            table = _validation.instance("question", question, Mapping, "a table")
+            fields = table.get("request")
             request = requests.EpsilonRequest.from_dict(fields, where="request")
-            content = PARTS[part](_checked(request), question.get("epsilon"))
+            content = PARTS[part](_checked(request), table.get("epsilon"))
     except (TypeError, ValueError, NotImplementedError, MemoryError) as error:
         # The library takes arrays, but the page does not.
         text = _validation.one_line(error).replace(" or an array of numbers", "")

@@ -35,6 +35,7 @@ from jaxdp_episodic.trainer.data.table import unit_labels
 _POPULATION = "population"
 # Errors that a row may cause; any other is a defect of the library and is raised.
 _ROW_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError, OSError)
+_LABELS = str | int | float | None  # of a row
 _MAX_DEPTH = 32  # levels of a row; the deepest field of a request is at level 8
 _MAX_INTEGER = 2**63 - 1  # NumPy's largest
 
@@ -71,12 +72,10 @@ def answer_requests(
 
     for index, row in enumerate(rows):
         label = row.get("id") if isinstance(row, Mapping) else None
-        is_label = isinstance(label, str | int | float | None)
+        is_label = isinstance(label, _LABELS)
         answers.append(Answer(label if is_label else None, None, None, None, None))
         try:
-            if not is_label:
-                wrong = _validation.shown(label)
-                raise TypeError(f"id must be a text or a number, got {wrong}")
+            _validation.instance("id", label, _LABELS, "a text or a number")
             fixed, numbers = _split(row)
             parts = ((path, _key(leaf)) for path, leaf in fixed.items())
             key = tuple(numbers), tuple(parts)
@@ -94,8 +93,7 @@ def _split(row: Any) -> tuple[dict[KeyPath, Any], Numbers]:
     """The leaves of a row that choose its group, and its numbers."""
     if isinstance(row, Exception):
         raise ValueError(str(row)) from row
-    if not isinstance(row, Mapping):
-        raise TypeError(f"a row must be a table of keys, got {_validation.shown(row)}")
+    _validation.instance("a row", row, Mapping, "a table of keys")
     fixed, numbers = {}, {}
     leaves = _leaves({key: value for key, value in row.items() if key != "id"})
     for path, leaf in sorted(leaves, key=lambda pair: pair[0]):
@@ -308,10 +306,8 @@ def _csv_rows(path: Path) -> Iterator[Numbered]:
     """The rows of a CSV file, numbered from 1 below the line of names."""
     # Bytes that are not UTF-8 become lone surrogates, an error of their own row.
     lines = csv_lines(path, errors="surrogateescape")
-    try:
+    with _validation.prefixed(path.name):
         paths = _paths(next(lines)[1])
-    except ValueError as error:
-        raise ValueError(f"{path.name}: {error}") from None
     for number, (line, cells) in enumerate(lines, start=1):
         if isinstance(cells, ValueError):
             yield number, cells, 0
@@ -329,7 +325,7 @@ def _csv_rows(path: Path) -> Iterator[Numbered]:
 def _parquet_rows(path: Path) -> Iterator[Numbered]:
     """The rows of a Parquet file, numbered from 1."""
     number, paths = 0, None
-    try:
+    with _validation.prefixed(path.name):
         for names, columns in parquet_batches(path, None, rows=_ROWS_AT_ONCE):
             paths = paths or _paths(names)
             for cells in zip(*columns, strict=True):
@@ -340,8 +336,6 @@ def _parquet_rows(path: Path) -> Iterator[Numbered]:
                 except ValueError as error:
                     row = error
                 yield number, row, 0
-    except ValueError as error:
-        raise ValueError(f"{path.name}: {error}") from None
 
 
 def _paths(names: Any) -> list[KeyPath]:

@@ -66,16 +66,15 @@ class EpsilonRequest(_Request):
 
     def __post_init__(self) -> None:
         api.check_method(self.method)
-        adapts = isinstance(self.step, AdaptiveRun)
-        if not (adapts or isinstance(self.step, DisjointParts)):
+        composed = isinstance(self.step, AdaptiveRun | ComposedSteps)
+        if not isinstance(self.step, AdaptiveRun | DisjointParts):
             api.check_step(self.step)
-        elif adapts and self.method == "rdp":
+        elif isinstance(self.step, DisjointParts):
+            composed = self.step.have_counts
+        elif self.method == "rdp":
             raise ValueError(
                 "method must be 'exact' or 'pld' for an adaptive run, got 'rdp'"
             )
-        composed = adapts or isinstance(self.step, ComposedSteps)
-        if isinstance(self.step, DisjointParts):
-            composed = self.step.have_counts
         if composed != (self.num_steps is None):
             rule = "be left out for" if composed else "be given unless step is"
             raise ValueError(
@@ -168,8 +167,7 @@ class CalibrationRequest(_Request):
 
     def __post_init__(self) -> None:
         api.check_method(self.method)
-        if not isinstance(self.step, GaussianStep):
-            raise TypeError(f"step must be a GaussianStep, got {self.step!r}")
+        _validation.instance("step", self.step, GaussianStep, "a GaussianStep")
         _validation.choice("calibrate", self.calibrate, _SOUGHT)
         needed = {"num_steps": self.calibrate != NUM_STEPS}
         needed["level"] = self.calibrate == RATE
@@ -213,17 +211,10 @@ class CalibrationRequest(_Request):
         See `jaxdp_episodic.calibrate_noise_multiplier`, `calibrate_num_steps` and
         `calibrate_rate` for the answer if no value or every value meets it.
         """
-        target: dict[str, Any] = {
-            name: getattr(self, name) for name in ("epsilon", "delta", "method")
-        }
-        if self.calibrate == NUM_STEPS:
-            return calibration.calibrate_num_steps(self.step, **target)
-        target["num_steps"] = self.num_steps
-        if self.calibrate == RATE:
-            return calibration.calibrate_rate(
-                self.step, level=str(self.level), **target
-            )
-        return calibration.calibrate_noise_multiplier(self.step, **target)
+        names = ("epsilon", "delta", "method", "num_steps", "level")
+        given = {name: getattr(self, name) for name in names}
+        given = {name: value for name, value in given.items() if value is not None}
+        return getattr(calibration, f"calibrate_{self.calibrate}")(self.step, **given)
 
 
 Request = EpsilonRequest | CalibrationRequest
@@ -285,37 +276,26 @@ def read_request(
 def read_population(table: Any, folder: Path) -> Population:
     """Returns the tree that a ``[population]`` table describes."""
     refuse_hostile("population", table)
-    if not isinstance(table, Mapping):
-        shown = _validation.shown(table)
-        raise TypeError(f"population must be a table of keys, got {shown}")
+    _validation.instance("population", table, Mapping, "a table of keys")
     for key in table:
-        if key not in _POPULATION_KEYS:
-            hint = _validation.nearest(key, _POPULATION_KEYS)
-            hint = hint or f"; the keys are {_POPULATION_KEYS}"
-            raise ValueError(f"population: unknown key {_validation.shown(key)}{hint}")
+        _validation.choice("a key of population", key, _POPULATION_KEYS)
     if ("sizes" in table) == ("file" in table):
         given = "both" if "sizes" in table else "neither"
         raise ValueError(f"population: give exactly one of sizes and file, got {given}")
     levels = _names("levels", table.get("levels", []))
-    ids, place = {}, "sizes"
     if "file" in table:
-        ids, place = _ids(table, levels, folder), f"file {table['file']!r}"
-    elif "row_level" in table:
-        raise ValueError("population: row_level goes with file, not with sizes")
-    try:
-        if "file" in table:
+        ids = _ids(table, levels, folder)
+        with _validation.prefixed(f"population.file {table['file']!r}"):
             return Population.from_ids(**ids)
+    if "row_level" in table:
+        raise ValueError("population: row_level goes with file, not with sizes")
+    with _validation.prefixed("population.sizes"):
         return Population.from_sizes(table["sizes"], level_names=levels)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"population.{place}: {error}") from None
 
 
 def _ids(table: Mapping[str, Any], levels: list[str], folder: Path) -> dict[str, Any]:
     """Level -> column of ids of the records in ``table["file"]``."""
-    name = table["file"]
-    if not isinstance(name, str):
-        shown = _validation.shown(name)
-        raise TypeError(f"population.file must be a file name, got {shown}")
+    name = _validation.instance("population.file", table["file"], str, "a file name")
     if not levels:
         raise ValueError("population: missing key 'levels', the columns, top first")
     path = folder / name
@@ -326,7 +306,7 @@ def _ids(table: Mapping[str, Any], levels: list[str], folder: Path) -> dict[str,
         )
     if path.suffix not in (".csv", ".npz"):
         raise ValueError(f"population.file must end in .csv or .npz, got {path.name!r}")
-    try:
+    with _validation.prefixed(path.name):
         if path.suffix == ".npz":
             ids: dict[str, Any] = read_arrays(path, max_bytes=_MAX_BYTES, names=levels)
         else:
@@ -334,8 +314,6 @@ def _ids(table: Mapping[str, Any], levels: list[str], folder: Path) -> dict[str,
             for level, column in ids.items():
                 check_text_size(level, column)
                 ids[level] = np.array(column, str)
-    except ValueError as error:
-        raise ValueError(f"{path.name}: {error}") from None
     if "row_level" in table:
         (row_level,) = _names("row_level", [table["row_level"]])
         if row_level in ids:

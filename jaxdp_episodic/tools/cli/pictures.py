@@ -50,14 +50,12 @@ def do_curve(o: command.Options) -> list[str]:
 
 def do_plot(o: command.Options) -> list[str]:
     """The command ``plot``."""
-    given = {name: getattr(o, name) for name in ("fix", "mark")}
-    for name, texts in given.items():
-        for text in texts:
+    given = o.given("kind", "x", "y", "value", "by", "levels", "out", "fix", "mark")
+    for name in given.keys() & {"fix", "mark"}:
+        for text in given[name]:
             if "=" not in text:
                 raise ValueError(f"--{name} must be FIELD=VALUE, got {text!r}")
-        given[name] = dict(text.split("=", 1) for text in texts)
-    for name in ("kind", "x", "y", "value", "by", "levels", "out"):
-        given[name] = getattr(o, name)
+        given[name] = dict(text.split("=", 1) for text in given[name])
     return [", ".join(map(str, draw(o.dir, **given)))]
 
 

@@ -18,20 +18,20 @@ from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
-from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
+from jaxdp_episodic.accountant.questions.api import check_method, epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.gdp_budget import GdpBudget
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.json_file import read_json
 from jaxdp_episodic.tools.book.content import (
     FLOORS_SHARE,
+    FORMAT,
     QUERY,
+    VERSION,
     AnyRun,
     BookContent,
     BookTerms,
     Entry,
-    GdpPrices,
     MenuPrices,
-    Prices,
     Protected,
     check_name,
     in_words,
@@ -100,11 +100,14 @@ def create_book(
         checked = _validation.open_unit_array("delta", delta)
         floors = FLOORS_SHARE * _validation.single("delta", checked)
     total = GdpBudget(epsilon, delta, floors)
-    prices: Prices = GdpPrices(total)
+    check_method(method)
+    prices: dict[str, Any] = {"kind": "gdp", "floors": total.floors}
     if menu is not None:
         target = {"epsilon": total.epsilon, "delta": total.delta}
         limits: dict[str, Any] = target if quotas is None else {"quotas": quotas}
-        prices = MenuPrices(run := AdaptiveRun(menu, **limits))
+        run = MenuPrices(AdaptiveRun(menu, **limits)).menu
+        kind = "prices" if quotas is None else "quotas"
+        prices = {"kind": kind, "menu": run.to_dict()}
         worst = run.composition()
         if worst is None:
             cost = float(run.epsilon(delta=total.delta))
@@ -116,10 +119,21 @@ def create_book(
                 f"delta={total.delta:g}, got {total.epsilon:g}: give smaller quotas, "
                 "or runs with more noise"
             )
-    named = new_name(), protected, total.epsilon, total.delta
-    terms = BookTerms(*named, method, prices)
-    Storage(where).create(row_of(0, "", terms.to_dict()))
-    return terms
+    people = protected.people
+    fields = {
+        "format": FORMAT,
+        "version": VERSION,
+        "book": new_name(),
+        "epsilon": total.epsilon,
+        "delta": total.delta,
+        **protected._asdict(),
+        "people": None if people is None else people.to_dict(),
+        "method": method,
+        "prices": prices,
+    }
+    content = read_rows([row := row_of(0, "", fields)])  # as others will read it
+    Storage(where).create(row)
+    return content.terms
 
 
 def read_book(where: str) -> BookContent:

@@ -62,10 +62,6 @@ class GdpPrices:
         """The floor of a run that states none."""
         return FLOOR_SHARE * self.budget.delta
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values; `prices_from_dict` reads them."""
-        return {"kind": "gdp", "floors": self.budget.floors}
-
     def price(self, *parts: AnyRun, method: str, floor: float | None = None) -> Price:
         """Returns the price of a run at a floor; the largest of its disjoint parts."""
         floor = self.default_floor if floor is None else floor
@@ -113,11 +109,6 @@ class MenuPrices:
         for name in self.menu.options:
             if not name.isprintable():
                 raise ValueError(f"menu must have names that can be printed: {name!r}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values; `prices_from_dict` reads them."""
-        kind = "prices" if self.menu.quotas is None else "quotas"
-        return {"kind": kind, "menu": self.menu.to_dict()}
 
     def price(self, *parts: AnyRun, method: str, floor: float | None = None) -> Price:
         """Returns the option that covers a run; the run may have more noise."""
@@ -296,23 +287,6 @@ class BookTerms:
                 f"of the data here {found.data[:12]}…; another data set, or one that "
                 "has changed, needs a book of its own"
             )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the first record of a book."""
-        people = self.protected.people
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "book": self.name,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "privacy_unit": self.protected.privacy_unit,
-            "neighboring_relation": self.protected.neighboring_relation,
-            "people": None if people is None else people.to_dict(),
-            "data": self.protected.data,
-            "method": self.method,
-            "prices": self.prices.to_dict(),
-        }
 
 
 class Entry(NamedTuple):

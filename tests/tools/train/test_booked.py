@@ -260,7 +260,7 @@ def test_an_adaptive_run_with_quotas_costs_its_composition(tmp_path, config):
     create_book(menu, protected, menu={"it": run}, quotas={"it": 1}, **totals)
     train(config, tmp_path / "out", menu)
     (entry,) = read_book(menu).entries
-    assert entry.price == {"option": "it"} and entry.steps == run
+    assert entry.price == {"option": "it"} and entry.about["steps"] == run.to_dict()
     with pytest.raises(ValueError, match="its quota of 1 is used up"):
         train(config, tmp_path / "other", menu)
 
@@ -318,7 +318,7 @@ def test_a_search_is_charged_once(tmp_path, config, monkeypatch, capsys):
         assert command([*arguments[: 6 - how], "--resume"]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
     (out / "book.json").write_bytes(receipt)
-    assert entry.what == "tune" and entry.steps is None
+    assert entry.what == "tune" and "steps" not in entry.about
     assert command([*arguments, "--resume"]) == 0
     assert len(read_book(book).entries) == 1
     said = (out / "release" / "privacy.md").read_text()

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 64_529,
+    "jaxdp_episodic": 64_517,
     "jaxdp_episodic/accountant/describe": 3_994,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_450,
@@ -339,7 +339,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/sweep": 1_106,
     "jaxdp_episodic/tools/plan": 2_134,
     "jaxdp_episodic/tools/plots": 1_223,
-    "jaxdp_episodic/tools/book": 1_156,
+    "jaxdp_episodic/tools/book": 1_144,
     "jaxdp_episodic/tools/train": 1_297,
     "jaxdp_episodic/tools/explore": 475,
     "jaxdp_episodic/tools/cli": 2_417,

@@ -18,6 +18,8 @@ from jaxdp_episodic.tools.cli.flags import UsageError
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.examples import Examples, read_examples
 
+_PROCESSES = ("coordinator", "num_processes", "process_index")
+
 
 def do_train(o: command.Options) -> list[str]:
     """The command ``train``."""
@@ -32,18 +34,17 @@ def do_train(o: command.Options) -> list[str]:
         return f"; continue with --resume --out {shlex.quote(str(o.out))}"
 
     o.left_behind = left_behind
-    given = o.coordinator, o.num_processes, o.process_index
-    if not o.distributed and given != (None, None, None):
-        raise UsageError(
-            "--coordinator, --num-processes and --process-index are for a run with "
-            "--distributed"
-        )
-    book = _booking(o, "a run")
-    command.use_all_cores()
-    if o.distributed:  # JAX leaves SIGTERM to us, as we commit a checkpoint
+    kind = "--distributed" if o.distributed else "one process"
+    o.refuse_others(kind, dict.fromkeys(_PROCESSES, ("--distributed",)))
+    if o.distributed:
+        # JAX, which reads this when it is imported, leaves SIGTERM to us: we commit a
+        # checkpoint.
         os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "false"
+    book = _booking(o)
+    command.use_all_cores()
     from jaxdp_episodic.tools.train.run import run_training
 
+    given = [getattr(o, name) for name in _PROCESSES]
     with command.one_of_several(*given) if o.distributed else nullcontext():
         how = {"title": o.file.stem, "base": o.file.parent, "book": book}
         result = run_training(read_config(o.file), o.out, resume=o.resume, **how)
@@ -61,7 +62,7 @@ def do_tune(o: command.Options) -> list[str]:
         return f"; continue with --resume --out {shlex.quote(str(o.out))}"
 
     o.left_behind = left_behind
-    book = _booking(o, "a search")
+    book = _booking(o)
     command.use_all_cores()
     from jaxdp_episodic.tools.train import search as searches
     from jaxdp_episodic.tools.train.search_space import read_search
@@ -87,11 +88,10 @@ def do_tune(o: command.Options) -> list[str]:
     return command.facts(rows, 10)
 
 
-def _booking(o: command.Options, what: str) -> Any:
+def _booking(o: command.Options) -> Any:
     """The book that a run or a search is charged to, if any."""
+    o.refuse_others("--book" if o.book else "no book", {"floor": ("--book",)})
     if o.book is None:
-        if o.floor is not None:
-            raise UsageError(f"--floor is for {what} with --book")
         return None
     from jaxdp_episodic.tools.train.booked import Booking
 

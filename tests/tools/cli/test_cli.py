@@ -238,6 +238,7 @@ def test_errors_are_one_line(call, content, complaint):
         ("plot .", "holds no sweep: it has no manifest.json"),
         ("plot . --fix num_steps", "--fix must be FIELD=VALUE"),
         ("log .", "has no run.sqlite: give the folder of a run"),
+        ("explore --no-browser --port 99999", "--port must be in 0-65535, got 99999"),
         ("epsilon configs/omniglot_blocks.toml", "is for `calibrate`"),
         ("epsilon configs/demo.toml", "a training config, for `train`, `report`"),
         ("audit configs/omniglot.toml --out . --draws 0", "--draws must be a whole"),

@@ -13,12 +13,6 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.cli.program import run
 from jaxdp_episodic.tools.requests import batch
-from jaxdp_episodic.tools.requests.batch import (
-    answer_file,
-    answer_requests,
-    unit_budgets,
-    write_columns,
-)
 from jaxdp_episodic.tools.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
@@ -83,7 +77,7 @@ def test_mixed_rows_equal_single_requests_in_order():
         {**flat(), "calibrate": "noise_multiplier", "epsilon": 2.0},
         {**flat(), "calibrate": "num_steps", "epsilon": 2.0, "num_steps": None},
     ]
-    answers = answer_requests(rows)
+    answers = batch.answer_requests(rows)
     assert [a.error for a in answers] == [None] * len(rows)
     assert [a.value for a in answers[-5:-3]] == [math.inf, 0]
     assert [a.id for a in answers] == [row.get("id") for row in rows]
@@ -107,7 +101,7 @@ def test_mixed_rows_equal_single_requests_in_order():
 )
 def test_a_bad_row_leaves_the_others_unchanged(row, words):
     rows = [flat(), row, pool(), flat(rate=0.2)]
-    first, bad, *rest = answer_requests(rows)
+    first, bad, *rest = batch.answer_requests(rows)
     assert words in bad.error and bad.value is None and bad.quantity is None
     assert [a.error for a in (first, *rest)] == [None] * 3
     assert first.value == pytest.approx(alone(flat()), rel=1e-9)
@@ -115,7 +109,7 @@ def test_a_bad_row_leaves_the_others_unchanged(row, words):
 
 def test_many_bad_rows_among_many():
     noises = np.where(np.arange(60) % 7 == 3, -1.0, 1 + np.arange(60) / 60)
-    answers = answer_requests([flat(noise=float(noise)) for noise in noises])
+    answers = batch.answer_requests([flat(noise=float(noise)) for noise in noises])
     assert [a.error is not None for a in answers] == (noises < 0).tolist()
     good = flat(noise=noises[noises > 0])["step"]
     values = [a.value for a in answers if a.error is None]
@@ -144,7 +138,7 @@ def schools_row(noise):
 
 
 def test_rows_with_a_population():
-    answers = answer_requests([schools_row(noise) for noise in (1.0, 2.0)])
+    answers = batch.answer_requests([schools_row(noise) for noise in (1.0, 2.0)])
     expected = jde.epsilon(
         schools_step(np.array([1.0, 2.0])), num_steps=100, delta=1e-5, method="rdp"
     )
@@ -153,19 +147,19 @@ def test_rows_with_a_population():
 
 def test_each_units_own_budget(tmp_path):
     run = {"num_steps": 100, "delta": 1e-5, "method": "rdp"}
-    pupils, _ = unit_budgets(schools_step(), **run)
+    pupils, _ = batch.unit_budgets(schools_step(), **run)
     assert list(pupils) == ["school", "pupil", "epsilon"]
     epsilons = pupils["epsilon"]
     assert epsilons.shape == (305,)
     assert np.bincount(pupils["school"]).tolist() == [25, 60, 220]
     assert epsilons.max() == pytest.approx(jde.epsilon(schools_step(), **run))
     assert epsilons[0] > epsilons[30] > epsilons[-1]
-    schools, _ = unit_budgets(schools_step(privacy_unit="school"), **run)
+    schools, _ = batch.unit_budgets(schools_step(privacy_unit="school"), **run)
     with pytest.raises(ValueError, match="Population"):
-        unit_budgets(request_of(flat()).step, **run)
+        batch.unit_budgets(request_of(flat()).step, **run)
     assert list(schools) == ["school", "epsilon"] and len(schools["epsilon"]) == 3
     path = tmp_path / "units.csv"
-    write_columns(path, schools)
+    batch.write_columns(path, schools)
     lines = path.read_text().splitlines()
     assert lines[0] == "school,epsilon" and len(lines) == 4
     assert float(lines[1].split(",")[1]) == schools["epsilon"][0]
@@ -184,7 +178,7 @@ def test_unit_budgets_carry_ids_of_grouped_classes():
         noise_multiplier=2.0,
         population=tree,
     )
-    table, _ = unit_budgets(step, num_steps=10, delta=1e-5, method="rdp")
+    table, _ = batch.unit_budgets(step, num_steps=10, delta=1e-5, method="rdp")
     assert table["class"].tolist() == ids.tolist()
     assert table["epsilon"].shape == (16,)
 
@@ -242,7 +236,7 @@ def read(path):
 def test_every_format_gives_the_same_answers(tmp_path, kind, into):
     source, out = tmp_path / f"requests{kind}", tmp_path / f"answers{into}"
     write(source)
-    result = answer_file(source, out)
+    result = batch.answer_file(source, out)
     assert (result.num_rows, result.num_errors) == (4, 1)
     assert "row 3: " in result.first_error and "got -1" in result.first_error
     rows = read(out)
@@ -260,7 +254,7 @@ def test_malformed_csv(tmp_path):
     write(source)
     with source.open("ab") as file:
         file.write(b"1,2\n" + b"n\xff" + b"," * (len(COLUMNS) - 1) + b"\n")
-    assert answer_file(source, out).num_errors == 3
+    assert batch.answer_file(source, out).num_errors == 3
     errors = [row["error"] for row in read(out)]
     assert "fields under" in errors[4] and "printed" in errors[5]
 
@@ -291,7 +285,7 @@ def test_rows_are_evaluated_in_chunks(tmp_path, monkeypatch):
     source, out = tmp_path / "r.jsonl", tmp_path / "a.parquet"
     write(source)
     seen = []
-    assert answer_file(source, out, on_rows=seen.append).num_rows == 4
+    assert batch.answer_file(source, out, on_rows=seen.append).num_rows == 4
     assert seen == [3, 4] and len(read(out)) == 4
 
 
@@ -311,7 +305,7 @@ def test_a_refused_file_leaves_the_output_as_is(
     if out != source:
         (tmp_path / out).write_text("older")
     with pytest.raises(ValueError, match=message):
-        answer_file(tmp_path / source, tmp_path / out)
+        batch.answer_file(tmp_path / source, tmp_path / out)
     if out != source:
         assert (tmp_path / out).read_text() == "older"
     assert len(list(tmp_path.iterdir())) == 2 - (out == source)

@@ -397,7 +397,7 @@ def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
         ([*create, *menu, "--floors", "1e-6"], "--floors does not go with"),
         ([*create, *menu, *menu], "got two named 'tiny'"),
         ([*create, *menu, "--menu", str(query)], "give --quota or --menu, got both"),
-        (["train", str(config), "--out", "x", "--floor", "1e-7"], "with --book"),
+        (["train", str(config), "--out", "x", "--floor", "1e-7"], "is for --book"),
     ):
         assert command(wrong) == 2
         assert words in capsys.readouterr().err

@@ -258,10 +258,21 @@ def test_invalid_processes_are_refused(monkeypatch, given, message):
 def test_commands_that_need_or_refuse_several_processes(monkeypatch, tmp_path, capsys):
     command = ["train", str(tmp_path / "x.toml"), "--out", str(tmp_path / "out")]
     assert cli.run([*command, "--num-processes", "2"]) == 2
-    assert "are for a run with --distributed" in capsys.readouterr().err
+    assert "--num-processes is for --distributed, got one" in capsys.readouterr().err
     monkeypatch.setattr(search, "all_processes", lambda: Several(None))
     with pytest.raises(NotImplementedError, match="in one process, got 2"):
         search.run_search(None, tmp_path)
+
+
+def test_jax_leaves_sigterm_to_a_run_with_a_book(monkeypatch):
+    """JAX reads what to do at SIGTERM when the book's prices import it."""
+    name, home, seen = "JAX_ENABLE_PREEMPTION_SERVICE", f"{cli.__name__}.", []
+    monkeypatch.setenv(name, "")
+    monkeypatch.setattr(home + "command.end_process", seen.append)
+    where = home + "train._booking"
+    monkeypatch.setattr(where, lambda _: seen.append(os.environ[name]))
+    words = "train x.toml --out o --book b --distributed --coordinator wrong"
+    assert cli.run(words.split()) == 2 and seen == ["false", 2]
 
 
 # --- The command line itself ---

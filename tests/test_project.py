@@ -318,13 +318,13 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 64_517,
-    "jaxdp_episodic/accountant/describe": 3_994,
+    "jaxdp_episodic": 64_492,
+    "jaxdp_episodic/accountant/describe": 3_983,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_450,
     "jaxdp_episodic/accountant/numerics": 3_205,
     "jaxdp_episodic/accountant/questions": 6_332,
-    "jaxdp_episodic/accountant/bounds": 1_974,
+    "jaxdp_episodic/accountant/bounds": 1_960,
     "jaxdp_episodic/accountant/interop": 1_740,
     "jaxdp_episodic/accountant/report": 2_073,
     "jaxdp_episodic/trainer/data": 3_532,

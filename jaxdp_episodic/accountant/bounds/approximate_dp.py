@@ -325,11 +325,8 @@ def _read(mechanism: Profile, epsilon: np.ndarray) -> np.ndarray:
     """Returns the checked profile of a mechanism at these epsilons."""
     if isinstance(mechanism, Mechanism):
         return np.asarray(mechanism.delta(epsilon))
-    if not callable(mechanism):
-        raise TypeError(
-            "mechanism must be a Mechanism or a function from epsilon to delta, got "
-            f"{mechanism!r}"
-        )
+    words = "a Mechanism or a function from epsilon to delta"
+    _validation.instance("mechanism", mechanism, Callable, words)
     return _checked_delta(mechanism(epsilon), np.shape(epsilon))
 
 

@@ -69,14 +69,10 @@ def checked(**arguments: Any) -> list[np.ndarray]:
 
 def checked_one(**arguments: Any) -> list[float]:
     """Returns checked arguments, each a single number."""
-    found = []
-    for key, value in arguments.items():
-        name = _CALLED.get(key, key)
-        array = _CHECKS[key](name, value)
-        if array.ndim:
-            raise ValueError(f"{name} must be a number, got {_validation.shown(value)}")
-        found.append(float(array))
-    return found
+    return [
+        float(_validation.one(_CALLED.get(key, key), value, _CHECKS[key]))
+        for key, value in arguments.items()
+    ]
 
 
 def smallest_epsilon(

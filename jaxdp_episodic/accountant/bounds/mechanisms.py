@@ -348,10 +348,7 @@ class RdpCurve(Mechanism):
     limit: float | np.ndarray = np.inf
 
     def __post_init__(self) -> None:
-        if not callable(self.curve):
-            raise TypeError(
-                f"curve must be callable, got {_validation.shown(self.curve)}"
-            )
+        _validation.instance("curve", self.curve, Callable, "callable")
         set_checked(self, _validation.nonnegative_array, "limit")
 
     @property

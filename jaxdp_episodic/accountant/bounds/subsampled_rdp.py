@@ -147,12 +147,8 @@ def rdp_without_replacement_subsampled(
 def _as_mechanism(mechanism: Any) -> Mechanism:
     if isinstance(mechanism, Mechanism):
         return mechanism
-    if callable(mechanism):
-        return RdpCurve(mechanism)
-    raise TypeError(
-        "mechanism must be a Mechanism or a function from orders to RDP, got "
-        f"{mechanism!r}"
-    )
+    words = "a Mechanism or a function from orders to RDP"
+    return RdpCurve(_validation.instance("mechanism", mechanism, Callable, words))
 
 
 def _subsampled(

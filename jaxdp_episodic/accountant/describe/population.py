@@ -169,13 +169,13 @@ class Population(Spec):
 
     def num_units(self, level: int) -> int:
         """Returns the number of units of a level; level 0 is the root."""
-        _check_level("level", level, 0, self.num_levels)
+        _validation.whole_number("level", level, minimum=0, maximum=self.num_levels)
         return 1 if level == 0 else int(self.children_counts[level - 1].sum())
 
     def distinct_paths(self, num_levels_used: int | None = None) -> DistinctPaths:
         """Returns the distinct paths to the units of one level, by default the last."""
         used = self.num_levels if num_levels_used is None else num_levels_used
-        _check_level("num_levels_used", used, 1, self.num_levels)
+        _validation.whole_number("num_levels_used", used, maximum=self.num_levels)
         return distinct_paths(self.children_counts[:used])[0]
 
     def describe_path(self, level: int, index: int) -> dict[str, Any]:
@@ -188,8 +188,9 @@ class Population(Spec):
           level: the unit's level, 1 to ``num_levels``.
           index: the unit's number within its level, from 0.
         """
-        _check_level("level", level, 1, self.num_levels)
-        _check_level("index", index, 0, self.num_units(level) - 1)
+        _validation.whole_number("level", level, maximum=self.num_levels)
+        last = self.num_units(level) - 1
+        _validation.whole_number("index", index, minimum=0, maximum=last)
         units = [int(index)]
         for count in reversed(self.children_counts[1:level]):
             # The number of units whose last child precedes this one.
@@ -217,8 +218,8 @@ class Population(Spec):
         public bound of `max_contributions` in ``rates``.
         """
         last = min(self.num_levels, len(sampling_levels))
-        _check_level("clip_level", clip_level, 2, last)
-        _check_level("unit_level", unit_level, 1, clip_level - 1)
+        _validation.whole_number("clip_level", clip_level, minimum=2, maximum=last)
+        _validation.whole_number("unit_level", unit_level, maximum=clip_level - 1)
         return max_contributions(
             self.children_counts[unit_level:clip_level],
             sampling_levels[unit_level:clip_level],
@@ -383,10 +384,7 @@ def _sum_of_largest(values: np.ndarray, count: np.ndarray, most: int) -> np.ndar
 
 def _checked_names(names: Any, *, num_levels: int) -> tuple[str, ...]:
     """Returns level names as a tuple; refuses repeats, reserved and too many names."""
-    if isinstance(names, str) or not isinstance(names, list | tuple):
-        raise TypeError(
-            f"level_names must be a tuple of strings, got {_validation.shown(names)}"
-        )
+    _validation.instance("level_names", names, list | tuple, "a tuple of strings")
     if len(names) > num_levels:
         raise ValueError(
             f"level_names must have at most {num_levels} names, the number of levels, "
@@ -396,12 +394,3 @@ def _checked_names(names: Any, *, num_levels: int) -> tuple[str, ...]:
         if names.count(checked_name("each of level_names", name)) > 1:
             raise ValueError(f"level_names must differ, got {name!r} twice")
     return tuple(names)
-
-
-def _check_level(name: str, value: Any, low: int, high: int) -> None:
-    """Refuses anything but a whole number from ``low`` to ``high``."""
-    number = _validation.integer_array(name, value, minimum=0)
-    if number.ndim or not low <= number <= high:
-        raise ValueError(
-            f"{name} must lie in {low} .. {high}, got {_validation.shown(value)}"
-        )

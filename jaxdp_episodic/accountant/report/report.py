@@ -287,10 +287,10 @@ def privacy_report(
 
 
 def _check_people(people: Any, step: GaussianStep) -> None:
+    kinds = PersonBounds | None
+    _validation.instance("people", people, kinds, "a PersonBounds or None")
     if people is None:
         return
-    if not isinstance(people, PersonBounds):
-        raise TypeError(f"people must be a PersonBounds or None, got {people!r}")
     if step.privacy_unit == PERSON:
         raise ValueError(
             f"people must be None with privacy_unit={PERSON!r}: the step has its own, "

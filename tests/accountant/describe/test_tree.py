@@ -76,7 +76,7 @@ INVALID = [
         r"unit_ids\[0\] must have shape \(2,\)",
     ),
     (lambda: TWO.num_units(3), "level must"),
-    (lambda: TWO.distinct_paths(0), "num_levels_used must lie in 1 .. 2"),
+    (lambda: TWO.distinct_paths(0), "num_levels_used must be .* >= 1"),
     *(
         (lambda at=at: TWO.describe_path(*at), "must")
         for at in [(0, 0), (3, 0), (2, 7), (2, -1)]

@@ -153,8 +153,6 @@ class SweepTable:
         for field, text in fix.items():
             self.check_field("--fix", field)
             dimension = self.grid.dimension_of(field)
-            if dimension in moving:
-                raise ValueError(f"--fix: {field!r} is drawn, so it is not fixed")
             index = _index_of("--fix", field, self.grid.points[field], text)
             if held.setdefault(dimension, index) != index:
                 raise ValueError(f"--fix: {field!r} is zipped with a fixed field")

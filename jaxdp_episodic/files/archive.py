@@ -77,10 +77,7 @@ def array_names(path: Path) -> list[str]:
 
 
 def array_batches(path: Path, name: str, *, rows: int) -> Iterator[np.ndarray]:
-    """Yields an array of an npz file, in C order, some rows at a time.
-
-    Errors are those of `read_arrays`.
-    """
+    """Yields an array of an npz file, in C order, some rows at a time."""
     with _opened(path) as (archive, members):
         member = _found(members, name)
         with archive.open(member) as stream:

@@ -13,13 +13,8 @@ def installing(extra: str) -> str:
 
 
 def require(module: str, *, purpose: str, extra: str | None = "data") -> Any:
-    """Returns an optional module, or raises an ImportError with advice.
-
-    Args:
-      module: the module.
-      purpose: what needs it, for the message.
-      extra: the extra that installs it; None: it is installed by its own name.
-    """
+    """Returns an optional module; an ImportError says what needs and installs it."""
+    # ``extra`` None: the module is installed by its own name.
     try:
         return importlib.import_module(module)
     except ImportError as error:

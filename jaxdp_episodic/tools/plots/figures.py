@@ -92,10 +92,7 @@ def is_logarithmic(points: np.ndarray) -> bool:
 
 
 def round_levels(low: float, high: float, most: int = 9) -> list[float]:
-    """Returns round numbers (1, 2, 5 times powers of ten) between two positive numbers.
-
-    At most ``most``; if the ends are close, evenly spaced numbers.
-    """
+    """Returns at most ``most`` round numbers between two positive numbers."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     inside: list[float] = []
     for digits in ((1, 2, 5), (1, 3), (1,)):
@@ -107,6 +104,7 @@ def round_levels(low: float, high: float, most: int = 9) -> list[float]:
         inside = inside[::2]
     if len(inside) >= 3:
         return inside
+    # The ends are close: evenly spaced numbers.
     even = matplotlib("matplotlib.ticker").MaxNLocator(most, steps=[1, 2, 5, 10])
     ticks = even.tick_values(low, high).tolist()
     return [float(f"{level:.12g}") for level in ticks if low < level < high]

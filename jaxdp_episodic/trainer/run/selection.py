@@ -267,13 +267,9 @@ def choosing_split(
 def best_of(
     scores: Mapping[str, EpisodeScores],
 ) -> tuple[str, dict[str, tuple[float, float]]]:
-    """Returns the name of the best, the first if several are equal.
-
-    Also by how much it is ahead of each, and the standard error; inf ahead of one whose
-    score is not finite.
-    """
+    """Returns the best's name (the first of equal ones), and its `ahead_of` each."""
     best = max(scores, key=lambda name: scores[name].value)
-    return best, {
+    return best, {  # infinitely ahead of a score that is not finite
         name: scores[best].ahead_of(one) if np.isfinite(one.value) else (np.inf, 0.0)
         for name, one in scores.items()
     }

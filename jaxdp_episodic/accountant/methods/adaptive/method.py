@@ -247,34 +247,36 @@ class Solver:
             for tilt in tilts if view.log_size < _LEAST_LOG_FLAT else [0.0]:
                 tried = view._replace(tilt=tilt)
                 window = self.window(tried, view.reach / _COARSE_POINTS)
-                ends = (True, False) if backward == lead else (True,)
-                rows = self.rows(backward, window, *ends)
-                error = _visible_error(rows[0], window, view.at)
+                row = self.row(backward, window)
+                error = _visible_error(row, window, view.at)
                 if kept is None or error < best:
-                    best, kept = error, (window, *rows)
+                    best, kept = error, (window, row)
                 if error < _VISIBLE or not tilt:
                     break
             assert kept is not None
-            window, row, *_ = kept
-            self._found(backward, *kept)
+            window, row = kept
+            self._found(backward, *kept, below=backward == lead)
             # Not a bound, only the position and slope of the curve.
             curve = Curve.of(row._replace(error=0.0), window, up=True)
             view = self._tilted(self.views[backward].seen(self.question, curve))
             near = view.narrowed(row, window, self.share)
             if near.tilt > window.tilt:
                 tried = self.window(near, near.reach / _COARSE_POINTS)
-                (row,) = self.rows(backward, tried, True)
+                row = self.row(backward, tried)
                 if _visible_error(row, tried, near.at) >= _VISIBLE:
                     flat = {"tilt": window.tilt}
                     view, near = view._replace(**flat), near._replace(**flat)
             self.views[backward], self.near[backward] = view, near
 
-    def _found(self, backward: bool, window: Window, above: Row, *below: Row) -> None:
-        """Updates the ends from rows from above and maybe from below."""
+    def _found(
+        self, backward: bool, window: Window, above: Row, *, below: bool
+    ) -> None:
+        """Updates the ends from a row from above, and from one ``below`` if wanted."""
         curve = Curve.of(above, window, up=True)
         self.spacings[backward] = min(window.step, self.spacings[backward])
         self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
-        for row in below:
+        if below:
+            row = self.row(backward, window, up=False)
             lower = self.lower_end(Curve.of(row, window, up=False), curve)
             self.lower = max(self.lower, lower)
 
@@ -309,8 +311,8 @@ class Solver:
                 # Each end that may matter.
                 if backward == lead or self.uppers[backward] > self.lower:
                     window = self.window(self.near[backward], finer)
-                    ends = (True, False) if backward == lead else (True,)
-                    self._found(backward, window, *self.rows(backward, window, *ends))
+                    row = self.row(backward, window)
+                    self._found(backward, window, row, below=backward == lead)
 
     def _spacing_for(self, width: float) -> float:
         """*Estimates* the spacing that gives this width."""
@@ -326,41 +328,34 @@ class Solver:
         """Returns the window of a view, with atoms at lattice points."""
         return view.window(spacing if is_aligned else aligned(spacing, self.atoms))
 
-    def rows(
+    def row(
         self,
         backward: bool,
         window: Window,
-        *ends: bool,
-        visit: Callable[[int, Row], bool] | None = None,
+        *,
+        up: bool = True,
+        visit: Callable[[int, Row], None] | None = None,
         payoff: Callable[[int], np.ndarray] | None = None,
         offset: float = 0.0,
-    ) -> list[Row]:
-        """Returns the rows of the start, from above (True) or below; see `solve`."""
+    ) -> Row:
+        """Returns the row of the start, from above or from below; see `solve`."""
         of, view, step = self.filters[backward], self.views[backward], window.step
         # A loss beyond the whole view of the answer has a negligible probability.
         cells = max(2 * window.size, math.ceil(view.reach / step))
         left_out = math.log(_LEFT_OUT * self.share / self.most_moves)
-        spacing = Spacing(
-            step, min(cells, int(FURTHEST / step)), view.log_size, left_out
-        )
-        passes = []
-        for up in ends:
-            kernels = [
-                kernel_of(one, spacing, backward=backward, tilt=window.tilt, up=up)
-                for one in (self.problem.upper if up else self.problem.lower)
-            ]
-            # No state has a larger value than the first, as continuing never lowers it.
-            passes.append(
-                Pass(
-                    kernels,
-                    window,
-                    up,
-                    lambda x: np.minimum(of.bound(x - offset) + self.lost, 1.0),
-                    payoff,
-                )
-            )
-        seen = None if visit is None else lambda state, rows: visit(state, rows[0])
-        return solve(self.problem.graph, passes, seen)
+        reach = min(cells, int(FURTHEST / step))
+        spacing = Spacing(step, reach, view.log_size, left_out)
+        kernels = [
+            kernel_of(one, spacing, backward=backward, tilt=window.tilt, up=up)
+            for one in (self.problem.upper if up else self.problem.lower)
+        ]
+
+        def beyond(x: np.ndarray) -> np.ndarray:
+            """No state has a larger value than the first: continuing never loses."""
+            return np.minimum(of.bound(x - offset) + self.lost, 1.0)
+
+        one = Pass(kernels, window, up, beyond, payoff)
+        return solve(self.problem.graph, one, visit)
 
     def ends_of(self, states: Mapping[int, int]) -> np.ndarray:
         """Returns the *upper ends* of states, given each one's place in the array."""
@@ -371,14 +366,13 @@ class Solver:
         for backward, view in self.views.items():
             window = self.window(view, min(self.spacing, view.reach))
 
-            def read(state: int, row: Row, window: Window = window) -> bool:
+            def read(state: int, row: Row, window: Window = window) -> None:
                 place = states.get(state)
                 if place is not None and row.values.any():
                     end = self.upper_end(Curve.of(row, window, up=True))
                     found[place] = max(found[place], end)
-                return False
 
-            self.rows(backward, window, True, visit=read)
+            self.row(backward, window, visit=read)
         return found
 
     def upper_end(self, curve: Curve) -> float:
@@ -420,7 +414,7 @@ def profiles_above(
         # Rounding is relative to the largest values, which the tilt moves.
         for tilt in sorted({0.0, view.tilt}):
             window = solver.window(view._replace(tilt=tilt), spacing)
-            (row,) = solver.rows(backward, window, True)
+            row = solver.row(backward, window)
             curves.append(Curve.of(row, window, up=True))
         values = np.minimum.accumulate(np.minimum.reduce([c.values for c in curves]))
         deltas = np.minimum(values * math.exp(mass_error), 1.0)
@@ -478,7 +472,7 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Interval:
     lower, upper = -math.inf, -math.inf
     for backward in problem.orientations:
         window, above, payoff = _seen(solver, backward, epsilons, largest)
-        (row,) = solver.rows(backward, window, False, payoff=payoff, offset=largest)
+        row = solver.row(backward, window, up=False, payoff=payoff, offset=largest)
         curve = Curve.of(above, window, up=True)
         upper = max(upper, solver.upper_end(curve))
         below = Curve.of(row, window, up=False)
@@ -540,7 +534,7 @@ def _seen(
             above = np.where(inside, -np.expm1(np.where(inside, x - gap, -1.0)), 0.0)
             return above - below * math.expm1(-gap)
 
-        (row,) = solver.rows(backward, window, True, payoff=payoff, offset=largest)
+        row = solver.row(backward, window, payoff=payoff, offset=largest)
         at = np.argmin(np.abs(window.points - largest))
         if row.error < _ENOUGH_READ * row.values[at] or view.tilt < _LEAST_TILT:
             return window, row, payoff

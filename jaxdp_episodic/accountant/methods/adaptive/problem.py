@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -44,17 +44,6 @@ class Graph(NamedTuple):
             move = best[move[1]][1]
         return taken
 
-    def groups(self, most: int) -> Iterator[range]:
-        """Iterates over ranges of states that do not lead to one another."""
-        start = number = 0
-        for state, moves in enumerate(self.moves):
-            number += max(len(moves), 1)
-            is_apart = all(to < start for _, to in moves)
-            if state > start and not (is_apart and number <= most):
-                yield range(start, state)
-                start, number = state, max(len(moves), 1)
-        yield range(start, len(self.moves))
-
 
 def explored(
     starts: Sequence[Any],
@@ -81,7 +70,6 @@ def explored(
                 waiting.pop()
                 ends = (depth[to] for _, to in found[state])
                 depth.setdefault(state, 1 + max(ends, default=-1))
-    # States of one depth are solved together.
     states = sorted(depth, key=depth.__getitem__)
     number = {state: i for i, state in enumerate(states)}
     graph = Graph(

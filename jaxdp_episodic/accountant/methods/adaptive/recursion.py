@@ -5,10 +5,9 @@ Reference: docs/proofs.md, "Runs that adapt".
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -109,8 +108,6 @@ class Curve(NamedTuple):
         return np.expm1(self.x[j] - self.x[i])
 
 
-# Cells of transforms that are computed at once, which fit a core's cache.
-_MOST_CELLS = 2**17
 # Norm below which squares may be 0 in float64: the largest value bounds it instead.
 _LEAST_NORM = 1e-140
 # Odd factors of the length of a transform.
@@ -187,190 +184,126 @@ def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
 
 
 def solve(
-    graph: Graph,
-    passes: Sequence[Pass],
-    visit: Callable[[int, list[Row]], bool] | None = None,
-) -> list[Row]:
-    """Returns for each pass the row of the state in which the run begins.
+    graph: Graph, one: Pass, visit: Callable[[int, Row], None] | None = None
+) -> Row:
+    """Returns the row of the state in which the run begins.
 
-    ``visit`` sees every state with its rows, and ends the recursion by True.
+    ``visit`` sees every state with its row.
     """
     with np.errstate(over="ignore"):
-        plan = _Plan(passes)
+        plan = _Plan(one)
         # Of each state the last one that leads to it.
-        last = list(range(len(graph.moves)))
-        for state, moves in enumerate(graph.moves):
-            for _, to in moves:
-                last[to] = state
-        ends: dict[int, list[int]] = {}
-        for state, end in enumerate(last):
-            ends.setdefault(end, []).append(state)
+        last = {to: state for state, moves in enumerate(graph.moves) for _, to in moves}
         spectra: dict[int, _Spectrum] = {}
-        for group in graph.groups(plan.together):
-            ways = [[(k, spectra[to]) for k, to in graph.moves[s]] for s in group]
-            values, errors, sure = plan.better(plan.stopping(group), ways)
+        for state, moves in enumerate(graph.moves):
+            row, sure = plan.best(state, [(k, spectra[to]) for k, to in moves])
             if visit is not None:
-                for state, value, bounds in zip(group, values, errors, strict=True):
-                    rows = _rows(value, bounds)
-                    if visit(state, rows):
-                        return rows
-            spectra |= zip(group, plan.spectra(values, errors, sure), strict=True)
-            for state in group:
-                for done in ends.get(state, ()):
-                    del spectra[done]
-    return _rows(values[-1], errors[-1])
-
-
-def _rows(values: np.ndarray, errors: list[float]) -> list[Row]:
-    return [Row(v, e) for v, e in zip(values, errors, strict=True)]
+                visit(state, row)
+            spectra[state] = plan.spectrum(row, sure)
+            for to in {to for _, to in moves if last[to] == state}:
+                del spectra[to]
+    return row
 
 
 class _Spectrum(NamedTuple):
-    """The transforms of a state's rows, one of each of P passes."""
+    """The transform of a state's row."""
 
-    transforms: np.ndarray  # (P, length / 2 + 1)
-    norms: list[float]  # of the values
-    errors: list[float]
-    sure: np.ndarray  # (P, 2) P- and Q-probability of an infinite loss, some strategy
+    transform: np.ndarray  # (length / 2 + 1,)
+    norm: float  # of the values
+    error: float
+    sure: np.ndarray  # P- and Q-probability of an infinite loss, some strategy
+
+
+class _Move(NamedTuple):
+    """An option on the window of a pass."""
+
+    own: np.ndarray  # (size,) weighted `own_profile`
+    transform: np.ndarray  # of its tilted losses
+    total: float  # their probability: the growth of errors
+    rounding: float  # error of a mean, for each unit of a row's norm
+    lost: np.ndarray  # P- and Q-probability of an infinite loss
+    kept: float  # of P and Q, the smaller probability of a finite loss
 
 
 class _Plan:
-    """Kernels and their transforms on the windows of P passes."""
+    """The options of a pass, and how its rows continue beyond the window."""
 
-    def __init__(self, passes: Sequence[Pass]) -> None:
-        self.passes = passes
-        self.size = size = passes[0].window.size
-        self.weights = np.stack([each.window.weights for each in passes])
+    def __init__(self, one: Pass) -> None:
+        self.one, window = one, one.window
+        self.weights = window.weights
         # Losses larger than the window lead to its end.
-        folded = [[_folded(k, size) for k in each.kernels] for each in passes]
-        every = list(itertools.chain(*folded))
-        self.right = max(max(-first, 0) for first, _ in every)
-        self.left = max(max(first + len(m) - 1, 0) for first, m in every)
-        least = max(size + self.left + self.right, 16)
+        folded = [_folded(kernel, window.size) for kernel in one.kernels]
+        right = max(max(-first, 0) for first, _ in folded)
+        left = max(max(first + len(m) - 1, 0) for first, m in folded)
+        least = max(window.size + left + right, 16)
         self.length = min(m * 2 ** math.ceil(math.log2(least / m)) for m in _LENGTHS)
-        self.machine = transform_error(self.length)
-        options = [self._options(*each) for each in zip(passes, folded, strict=True)]
-        # By option, then by pass.
-        self.own, self.transforms, norms = (
-            np.stack(each, axis=1) for each in zip(*options, strict=True)
-        )
-        self.norms = norms.tolist()
-        # Infinite losses are left out in a tilted window.
-        self.at_once = [
-            [
-                (
-                    np.array([k.infinite, k.q_infinite]) * (one.window.tilt == 0),
-                    k.least(one.window.step),
-                )
-                for one, k in zip(passes, kernels, strict=True)
-            ]
-            for kernels in zip(*(one.kernels for one in passes), strict=True)
-        ]
-        ends = [self._beyond(each) for each in passes]
-        self.growth, self.limit, self.decay = map(np.stack, zip(*ends, strict=True))
-        # Reused for each state: new memory pages take as long as the transforms.
-        cells = len(passes) * self.length
-        self.together = max(len(self.own), _MOST_CELLS // cells)
-        shape = (self.together, len(passes))
-        self.products = np.empty((*shape, self.length // 2 + 1), np.complex128)
-        self.means = np.empty((*shape, self.length))
-
-    def _options(self, one: Pass, folded: Sequence[tuple[int, np.ndarray]]) -> Any:
-        """Returns a pass' K profiles, (K, size), transforms, and norms (K, 2)."""
-        window = one.window
-        own = [own_profile(k, window, up=one.up) for k in one.kernels] * window.weights
-        circles, norms = np.zeros((len(folded), self.length)), []
-        for circle, (first, masses) in zip(circles, folded, strict=True):
-            index = first + np.arange(len(masses))
-            tilted = masses * np.exp(window.tilt * window.step * index)
-            circle[index % self.length] = tilted
-            total = float(tilted.sum()) * (1 + 1e-12)
-            # Errors of both transforms, and of the inverse of their product.
-            size = 2 * float(np.linalg.norm(tilted)) + total
-            norms.append((total, self.machine * size))
-        return own, np.fft.rfft(circles), np.array(norms)
-
-    def _beyond(self, one: Pass) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns bounds of the growth right of a window, and the decay left of it."""
-        window, right = one.window, np.arange(1, self.right + 1)
+        pairs = zip(one.kernels, folded, strict=True)
+        self.moves = [self._move(kernel, *some) for kernel, some in pairs]
+        # Reused for each state: new memory pages take as long as a transform.
+        self.padded = np.zeros(self.length)
+        self.right = slice(window.size, window.size + right)
+        self.left = slice(self.length - left, self.length)
+        # Right of a window: bounds of the growth, and of the values.
+        cells, before = np.arange(1, right + 1), np.arange(left, 0, -1)
         exponent = window.tilt * window.step
-        x = window.points[-1] + window.step * right
+        x = window.points[-1] + window.step * cells
+        self.growth = np.exp(exponent * cells)
         # A bound that underflows must not become 0.
         limit = np.maximum(one.beyond(x), 1e-300)
-        limit = limit * np.exp(window.tilt * (x - window.center))
-        decay = np.exp(-exponent * np.arange(self.left, 0, -1))
-        return one.up * np.exp(exponent * right), limit, one.up * decay
+        self.limit = limit * np.exp(window.tilt * (x - window.center))
+        self.decay = np.exp(-exponent * before)
+        self.g = np.exp(window.points[0] - window.step * before)
 
-    def stopping(self, group: range) -> np.ndarray:
-        """Returns (m, P, size) weighted values of stopping in each state."""
-        found = np.zeros((len(group), *self.weights.shape))
-        for i, one in enumerate(self.passes):
-            if one.payoff is not None:
-                for j, state in enumerate(group):
-                    found[j, i] = one.payoff(state) * self.weights[i]
-        return found
+    def _move(self, kernel: Kernel, first: int, masses: np.ndarray) -> _Move:
+        """The option with this kernel, whose losses have been folded."""
+        window, index = self.one.window, first + np.arange(len(masses))
+        tilted = masses * np.exp(window.tilt * window.step * index)
+        circle = np.zeros(self.length)
+        circle[index % self.length] = tilted
+        total = float(tilted.sum()) * (1 + 1e-12)
+        # Errors of both transforms, and of the inverse of their product.
+        rounding = 2 * float(np.linalg.norm(tilted)) + total
+        rounding *= transform_error(self.length)
+        # Infinite losses are left out in a tilted window.
+        lost = np.array([kernel.infinite, kernel.q_infinite]) * (window.tilt == 0)
+        own = own_profile(kernel, window, up=self.one.up) * self.weights
+        spectrum, kept = np.fft.rfft(circle), kernel.least(window.step)
+        return _Move(own, spectrum, total, rounding, lost, kept)
 
-    def spectra(
-        self, values: np.ndarray, errors: Sequence[list[float]], sure: np.ndarray
-    ) -> list[_Spectrum]:
-        """Returns the spectra of the rows of m states, (m, P, size)."""
-        end = self.size + self.right
-        padded = self.means[: len(values)]
-        padded[..., : self.size] = values
-        padded[..., end : self.length - self.left] = 0.0
-        # From above, v decreases away from g = 1 on both sides, so beyond the ends it
-        # is at most these values and their error.
-        off = np.array(errors)[..., None]
-        last = np.maximum(values[..., -1:] + off, 1e-300)
-        right = padded[..., self.size : end]
-        np.minimum(np.multiply(last, self.growth, out=right), self.limit, out=right)
-        left = padded[..., self.length - self.left :]
-        np.multiply(values[..., :1] + off, self.decay, out=left)
-        for i, one in enumerate(self.passes):
-            if not one.up:
-                # An infinite loss counts at every g; on the left g times Q's
-                # probability.
-                cells = one.window.step * np.arange(self.left, 0, -1)
-                right[:, i] = sure[:, i, :1]
-                left[:, i] = sure[:, i, 1:] * np.exp(one.window.points[0] - cells)
-        norms = np.sqrt(np.vecdot(padded, padded))
-        if norms.min() < _LEAST_NORM:
-            largest = math.sqrt(self.length) * np.abs(padded).max(axis=-1)
-            norms = np.where(norms < _LEAST_NORM, largest, norms)
-        transforms = np.fft.rfft(padded)
-        return list(map(_Spectrum, transforms, norms.tolist(), errors, sure))
+    def best(
+        self, state: int, ways: Sequence[tuple[int, _Spectrum]]
+    ) -> tuple[Row, np.ndarray]:
+        """The maximum of stopping and of every option followed by its row."""
+        values, error, sure = np.zeros(len(self.weights)), 0.0, np.zeros(2)
+        if self.one.payoff is not None:
+            values += self.one.payoff(state) * self.weights
+        for option, after in ways:
+            move = self.moves[option]
+            mean = np.fft.irfft(after.transform * move.transform, self.length)
+            np.maximum(values, mean[: len(values)] + move.own, out=values)
+            # One error for each state: it may grow with the steps, not with the states.
+            error = max(error, move.total * after.error + move.rounding * after.norm)
+            sure = np.maximum(sure, (move.lost + move.kept * after.sure) * (1 - 1e-13))
+        return Row(values, error), sure
 
-    def better(
-        self, best: np.ndarray, ways: Sequence[Sequence[tuple[int, _Spectrum]]]
-    ) -> tuple[np.ndarray, list[list[float]], np.ndarray]:
-        """Returns the maxima of stopping and of every option followed by its rows."""
-        # One error for each state: it may grow with the steps, not with the states.
-        errors = [[0.0] * len(self.passes) for _ in ways]
-        sure = np.zeros((len(ways), len(self.passes), 2))
-        moves = [
-            (values, bounds, least, *way)
-            for values, bounds, least, each in zip(
-                best, errors, sure, ways, strict=True
-            )
-            for way in each
-        ]
-        if not moves:
-            return best, errors, sure
-        products, means = self.products[: len(moves)], self.means[: len(moves)]
-        # All transforms of all states at once.
-        for product, move in zip(products, moves, strict=True):
-            _, bounds, least, option, after = move
-            np.multiply(after.transforms, self.transforms[option], out=product)
-            pairs = zip(self.norms[option], after.errors, after.norms, strict=True)
-            for i, ((total, rounding), error, norm) in enumerate(pairs):
-                bounds[i] = max(bounds[i], total * error + rounding * norm)
-            for i, (lost, kept) in enumerate(self.at_once[option]):
-                found = (lost + kept * after.sure[i]) * (1 - 1e-13)
-                least[i] = np.maximum(least[i], found)
-        np.fft.irfft(products, self.length, out=means)
-        for mean, (values, _, _, option, _) in zip(means, moves, strict=True):
-            np.maximum(values, mean[:, : self.size] + self.own[option], out=values)
-        return best, errors, sure
+    def spectrum(self, row: Row, sure: np.ndarray) -> _Spectrum:
+        """The spectrum of a row; ``sure``: see `_Spectrum`."""
+        padded, (values, error) = self.padded, row
+        padded[: len(values)] = values
+        if self.one.up:
+            # v decreases away from g = 1 on both sides, so beyond the ends it is at
+            # most these values and their error.
+            last = max(values[-1] + error, 1e-300)
+            padded[self.right] = np.minimum(last * self.growth, self.limit)
+            padded[self.left] = (values[0] + error) * self.decay
+        else:
+            # An infinite loss counts at every g; on the left g times Q's probability.
+            padded[self.right] = sure[0]
+            padded[self.left] = sure[1] * self.g
+        norm = math.sqrt(padded @ padded)
+        if norm < _LEAST_NORM:
+            norm = math.sqrt(self.length) * float(np.abs(padded).max())
+        return _Spectrum(np.fft.rfft(padded), norm, error, sure)
 
 
 def _folded(kernel: Kernel, size: int) -> tuple[int, np.ndarray]:

@@ -154,7 +154,7 @@ def test_a_coarse_lattice_is_loose_and_safe(backward):
         for x in window.points[place]
     ]
     for up, sign in ((True, 1), (False, -1)):
-        (row,) = solver.rows(backward, window, up)
+        row = solver.row(backward, window, up=up)
         gap = sign * (row.values / window.weights)[place] + row.error
         assert (gap - sign * np.array(exact)).min() >= -1e-12
 

@@ -511,30 +511,28 @@ def _one_owner(step: GaussianStep, sizes: list[int]) -> Owners:
 
 def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep, int]]:
     """The different steps of a run of one setting, and their counts."""
-    gaussian_parts(step, "an audit")
+    steps = gaussian_parts(step, "an audit")
     if step.shape:
         raise ValueError(
             f"step must be one setting, its fields scalars, got shape {step.shape}"
         )
+    for one in steps:
+        if not 0 < _noise(one) < math.inf:
+            raise ValueError(
+                "noise_multiplier must be > 0 and finite for an audit (without noise "
+                f"every claim is infinite), got {_noise(one):g}"
+            )
     if isinstance(step, ComposedSteps):
         if num_steps is not None:
             raise ValueError(
                 f"num_steps must be None for a composed run, got {num_steps!r}"
             )
         counts = [int(np.asarray(count)) for count in step.counts]
-        parts = list(zip(step.gaussian_steps, counts, strict=True))
     else:
-        parts = [(step, _validation.whole_number("num_steps", num_steps))]
-    for one, _ in parts:
-        if not 0 < _noise(one) < math.inf:
-            raise ValueError(
-                "noise_multiplier must be > 0 and finite for an audit (without noise "
-                f"every claim is infinite), got {_noise(one):g}"
-            )
-    parts = [(one, count) for one, count in parts if count]
-    if not parts:
+        counts = [_validation.whole_number("num_steps", num_steps)]
+    if not any(counts):
         raise ValueError("the run must have at least one step to audit, got none")
-    return parts
+    return [(one, n) for one, n in zip(steps, counts, strict=True) if n]
 
 
 def _noise(step: GaussianStep) -> float:

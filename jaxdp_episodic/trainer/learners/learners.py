@@ -98,7 +98,7 @@ class ProtoNet:
 
     def predict(self, params: Any, episode: Episode) -> Array:
         """Returns logits of the queries, (Q, ways)."""
-        return self._logits(self._embedded(params, episode))
+        return self._logits(self._embedded(params, episode))[0]
 
     def embedding(self, params: Any, inputs: Array) -> Array:
         """Returns (n, embedding) of inputs (n, *features); prototypes are its means."""
@@ -120,21 +120,18 @@ class ProtoNet:
         )
 
     def _loss(self, embedded: Episode) -> Array:
-        has_support = jnp.sum(self._support_weights(embedded), axis=0) > 0
-        mask = jnp.where(has_support[embedded.query_targets], embedded.query_mask, 0.0)
-        logits = self._logits(embedded)
+        logits, count = self._logits(embedded)
+        mask = jnp.where(count[embedded.query_targets] > 0, embedded.query_mask, 0.0)
         return _mean_loss(CROSS_ENTROPY, logits, embedded.query_targets, mask)
 
-    def _support_weights(self, embedded: Episode) -> Array:
-        """Returns (S, ways): 1 where a support example exists and is of the class."""
-        kind = embedded.support_inputs.dtype
-        of_class = jax.nn.one_hot(embedded.support_targets, self.ways, dtype=kind)
-        return of_class * embedded.support_mask[:, None]
-
-    def _logits(self, embedded: Episode) -> Array:
-        weights = self._support_weights(embedded)
-        count = jnp.sum(weights, axis=0)
-        sums = weights.T @ embedded.support_inputs
+    def _logits(self, embedded: Episode) -> tuple[Array, Array]:
+        """Returns logits (Q, ways), and how many support examples classes have."""
+        support = embedded.support_inputs
+        weights = jax.nn.one_hot(
+            embedded.support_targets, self.ways, dtype=support.dtype
+        )
+        weights *= embedded.support_mask[:, None]
+        count, sums = jnp.sum(weights, axis=0), weights.T @ support
         if self.distance == COSINE:
             logits = embedded.query_inputs @ _unit(sums).T
         else:
@@ -142,7 +139,7 @@ class ProtoNet:
             # Not |q|^2 - 2 q.p + |p|^2, which cancels for near points.
             apart = embedded.query_inputs[:, None, :] - prototypes[None]
             logits = -jnp.sum(jnp.square(apart), axis=-1)
-        return jnp.where(count > 0, self.temperature * logits, ABSENT)
+        return jnp.where(count > 0, self.temperature * logits, ABSENT), count
 
 
 @dataclass(frozen=True)

@@ -529,16 +529,14 @@ def _plus(a: Law, b: Law, event: Any) -> Law:
     values, chance = values[chance > 0], chance[chance > 0]
     order = np.argsort(values, kind="stable")
     values, chance = values[order], chance[order]
-    starts = [0]
-    for i, value in enumerate(values):
-        if value > values[starts[-1]] * (1 + _EQUAL_SQUARES):
-            starts.append(i)
+    is_larger = values[1:] > values[:-1] * (1 + _EQUAL_SQUARES)
+    starts = np.flatnonzero(np.append(True, is_larger))
     if len(starts) > _MOST_NORMS:
         raise EventNotCovered(
             event, f"its releases have more than {_MOST_NORMS} different joint norms"
         )
-    ends = [*starts[1:], len(values)]
-    return values[np.array(ends) - 1], np.add.reduceat(chance, starts)
+    ends = np.append(starts[1:], len(values))
+    return values[ends - 1], np.add.reduceat(chance, starts)
 
 
 # --- The tables ---

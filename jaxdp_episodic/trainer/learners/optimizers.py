@@ -73,33 +73,26 @@ def noise_corrected_adam(
     least = _validation.positive_array("floor", floor)
     if least.ndim or not np.isfinite(least):
         raise ValueError(f"floor must be a finite number > 0, got {floor!r}")
-    least = float(least)
-
-    def init(params: Any) -> optax.ScaleByAdamState:
-        first, second = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
-        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), first, second)
+    least, adam = float(least), optax.scale_by_adam(b1, b2)
 
     def update(
         updates: Any, state: Any, params: Any = None, **others: Any
-    ) -> tuple[Any, optax.ScaleByAdamState]:
+    ) -> tuple[Any, Any]:
         if "noise_deviation" not in others:
             raise TypeError("update needs the noise_deviation of the gradient")
-        noise_deviation = others["noise_deviation"]
-        count = optax.safe_increment(state.count)
-        first = optax.tree.update_moment(updates, state.mu, b1, 1)
-        second = optax.tree.update_moment(updates, state.nu, b2, 2)
-        dtype = training_dtype(second)
-        variance = jnp.square(jnp.asarray(noise_deviation, dtype))
+        _, state = adam.update(updates, state)
+        deviation = jnp.asarray(others["noise_deviation"], training_dtype(state.nu))
+        variance = jnp.square(deviation)
         changes = jax.tree.map(
             lambda m, v: (
                 m / (jnp.sqrt(jnp.maximum(v - variance, least * variance)) + eps)
             ),
-            optax.tree.bias_correction(first, b1, count),
-            optax.tree.bias_correction(second, b2, count),
+            optax.tree.bias_correction(state.mu, b1, state.count),
+            optax.tree.bias_correction(state.nu, b2, state.count),
         )
-        return changes, optax.ScaleByAdamState(count, first, second)
+        return changes, state
 
-    scaled = optax.GradientTransformationExtraArgs(init, update)
+    scaled = optax.GradientTransformationExtraArgs(adam.init, update)
     rate = optax.scale_by_learning_rate(learning_rate)
     chained = optax.chain(scaled, rate)
     return optax.GradientTransformationExtraArgs(chained.init, chained.update)

@@ -184,9 +184,6 @@ class Options(types.SimpleNamespace):
     code = 0
     left_behind: Callable[[], str] | None = None
 
-    def __getattr__(self, name: str) -> Any:  # for checkers of types
-        raise AttributeError(name)
-
     def given(self, *names: str) -> dict[str, Any]:
         """Returns those of the options that were given, with their values."""
         values = {name: getattr(self, name) for name in names}

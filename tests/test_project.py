@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 64_368,
+    "jaxdp_episodic": 64_362,
     "jaxdp_episodic/accountant/describe": 3_983,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_365,
@@ -342,7 +342,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/book": 1_144,
     "jaxdp_episodic/tools/train": 1_297,
     "jaxdp_episodic/tools/explore": 475,
-    "jaxdp_episodic/tools/cli": 2_408,
+    "jaxdp_episodic/tools/cli": 2_402,
     "jaxdp_episodic/files": 1_447,
     "experiments": 7_103,
     "tests": 48_368,

@@ -39,16 +39,18 @@ def ended_by_sigterm() -> Iterator[None]:
         yield
         return
 
-    kinds = {signal.SIGTERM: Terminated, signal.SIGINT: KeyboardInterrupt}
-    received: set[type[KeyboardInterrupt]] = set()
-    timers = []
+    kinds: dict[Any, type[KeyboardInterrupt]] = {signal.SIGTERM: Terminated}
+    # A process that ignores Ctrl-C or handles it in its own way keeps doing so.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        kinds[signal.SIGINT] = KeyboardInterrupt
+    received: list[type[KeyboardInterrupt]] = []
+    timers: list[threading.Timer] = []
 
-    def end(number: int, frame: Any) -> None:
-        kind = kinds[signal.Signals(number)]
-        received.add(kind)
-        if kind is Terminated:
+    def end(number: Any, frame: Any) -> None:
+        received.append(kinds[number])
+        if number == signal.SIGTERM:
             signal.signal(number, signal.SIG_IGN)
-        raise kind
+        raise kinds[number]
 
     def not_raised(args: Any) -> None:
         number = next((n for n, kind in kinds.items() if kind is args.exc_type), None)
@@ -56,14 +58,10 @@ def ended_by_sigterm() -> Iterator[None]:
             hook(args)
             return
         signal.signal(number, end)
-        timer = threading.Timer(_RESEND_S, os.kill, (os.getpid(), number))
-        timer.daemon = True
-        timers.append(timer)
-        timer.start()
+        timers.append(threading.Timer(_RESEND_S, os.kill, (os.getpid(), number)))
+        timers[-1].daemon = True
+        timers[-1].start()
 
-    # A process that ignores Ctrl-C or handles it in its own way keeps doing so.
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        del kinds[signal.SIGINT]
     before = {number: signal.signal(number, end) for number in kinds}
     # Exceptions in callbacks, which run even during imports, reach this hook alone.
     hook, sys.unraisablehook = sys.unraisablehook, not_raised
@@ -158,7 +156,8 @@ USER_ERROR = 2
 INTERRUPTED = 130
 TERMINATED = 143
 _MAX_MESSAGE = 2000  # characters of an error, so that it fits a screen
-_MAX_WORD = 300  # characters of one word of it, which may come from an untrusted file
+# It may quote an untrusted file: a long name must not hide the rest.
+_LONG_WORD = re.compile("([^ ]{150})[^ ]+([^ ]{150})")
 USER_ERRORS = (
     OSError,
     TypeError,
@@ -217,12 +216,7 @@ def recorded_warnings() -> Iterator[list[str]]:
 
 def print_error(message: str) -> None:
     """Prints an error on standard error, in one line that fits a screen."""
-    # A message may quote an untrusted file: a long name must not hide the rest.
-    half = _MAX_WORD // 2
-    message = " ".join(
-        word if len(word) <= _MAX_WORD else f"{word[:half]}...{word[-half:]}"
-        for word in message.split(" ")
-    )
+    message = _LONG_WORD.sub(r"\1...\2", message)
     if len(message) > _MAX_MESSAGE:
         message = message[: _MAX_MESSAGE - 3] + "..."
     print(f"{PROGRAM}: error: {printable(message)}", file=sys.stderr)

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 64_362,
+    "jaxdp_episodic": 64_240,
     "jaxdp_episodic/accountant/describe": 3_983,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_365,
@@ -328,7 +328,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/interop": 1_738,
     "jaxdp_episodic/accountant/report": 2_073,
     "jaxdp_episodic/trainer/data": 3_532,
-    "jaxdp_episodic/trainer/draw": 1_549,
+    "jaxdp_episodic/trainer/draw": 1_427,
     "jaxdp_episodic/trainer/config": 1_373,
     "jaxdp_episodic/trainer/gradient": 1_475,
     "jaxdp_episodic/trainer/learners": 2_295,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_402,
     "jaxdp_episodic/files": 1_447,
     "experiments": 7_103,
-    "tests": 48_368,
+    "tests": 48_369,
 }
 
 

@@ -24,11 +24,6 @@ from jaxdp_episodic.accountant.describe.schemes import (
 # Most gaps drawn at once: 2**20 gaps, each at most 2**42, sum without int64 overflow.
 _MOST_GAPS = 2**20
 
-# Measured costs in microseconds, used to choose the fastest algorithm.
-_COST_OF_CHOICE = 6.0  # a call of NumPy's `choice`
-_COST_OF_ROUND = 6.0  # a round of Floyd's algorithm
-_COST_OF_ELEMENT = 0.04
-
 
 class Children(NamedTuple):
     """Drawn children, grouped by their unit in order."""
@@ -44,10 +39,11 @@ def poisson(
 ) -> Children:
     """Draws each child with probability ``rate``, in time linear in those drawn."""
     ends = np.cumsum(counts)
-    drawn = _successes(int(counts.sum()), rate, generator)
+    drawn = generator.permutation(_successes(int(counts.sum()), rate, generator))
     owner = np.searchsorted(ends, drawn, side="right")
-    child = drawn - (ends - counts)[owner]
-    return Children(owner, child[_shuffle_within(owner, len(counts), generator)])
+    order = np.argsort(owner, kind="stable")  # within a unit the order stays random
+    owner, drawn = owner[order], drawn[order]
+    return Children(owner, drawn - (ends - counts)[owner])
 
 
 def without_replacement(
@@ -55,32 +51,22 @@ def without_replacement(
 ) -> Children:
     """Draws ``min(size, count)`` children of each unit, each subset equally likely."""
     number = np.minimum(counts, size)
-    most, total = int(number.max(initial=0)), float(number.sum())
-    elements = (1 + most / 40) * most * len(counts)
-    costs = {
-        _unit_by_unit: _COST_OF_CHOICE * len(counts) + _COST_OF_ELEMENT * total,
-        _round_by_round: _COST_OF_ROUND * most + _COST_OF_ELEMENT * elements,
-        _all_then_cut: _COST_OF_ELEMENT * float(counts.sum()),
-    }
-    if len(counts) == 1 or most == 0:
-        return _unit_by_unit(counts, number, generator)
-    return min(costs, key=costs.__getitem__)(counts, number, generator)
-
-
-def rank_within(owner: np.ndarray, number_of_owners: int) -> np.ndarray:
-    """Returns (m,) for each entry the number of earlier entries with the same owner."""
-    number = np.bincount(owner, minlength=number_of_owners)
-    return np.arange(len(owner)) - (np.cumsum(number) - number)[owner]
+    parts = [
+        generator.choice(count, size, replace=False)
+        for count, size in zip(counts.tolist(), number.tolist(), strict=True)
+        if size
+    ]
+    child = np.concatenate([np.zeros(0, np.int64), *parts])
+    return Children(np.repeat(np.arange(len(counts)), number), child)
 
 
 def random_places(
     slots: np.ndarray, filled: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
     """Returns distinct random slots of the parent for each existing unit."""
-    owner = np.repeat(np.arange(len(slots)), slots)
-    rank = rank_within(owner, len(slots))
-    order = _shuffle_within(owner, len(slots), generator)
-    return rank[order][rank < filled[owner]]
+    pairs = zip(slots.tolist(), filled.tolist(), strict=True)
+    parts = [generator.permutation(most)[:number] for most, number in pairs]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def _successes(total: int, rate: float, generator: np.random.Generator) -> np.ndarray:
@@ -101,67 +87,6 @@ def _successes(total: int, rate: float, generator: np.random.Generator) -> np.nd
         last = int(found[-1][-1])
     successes = np.concatenate(found)
     return successes[: np.searchsorted(successes, total)]
-
-
-def _shuffle_within(
-    owner: np.ndarray, number_of_owners: int, generator: np.random.Generator
-) -> np.ndarray:
-    """Returns a uniformly random permutation within each owner's block of entries."""
-    if number_of_owners == 1:
-        return generator.permutation(len(owner))
-    bits = 63 - number_of_owners.bit_length()
-    while True:
-        noise = generator.integers(0, 1 << bits, len(owner))
-        keys = (owner << bits) | noise
-        order = np.argsort(keys)
-        ranked = keys[order]
-        # Ties would keep their order. Without ties the order is uniform.
-        if not np.any(ranked[1:] == ranked[:-1]):
-            return order
-
-
-def _unit_by_unit(
-    counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
-) -> Children:
-    """Calls NumPy once per unit: fastest for few units with many children."""
-    parts = [
-        generator.choice(count, size, replace=False)
-        for count, size in zip(counts.tolist(), number.tolist(), strict=True)
-        if size
-    ]
-    child = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-    return Children(np.repeat(np.arange(len(counts)), number), child)
-
-
-def _round_by_round(
-    counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
-) -> Children:
-    """Floyd's algorithm, one child of every unit per round: fastest for few of many."""
-    # Before round t a unit has t distinct children; after it t + 1, a uniformly random
-    # subset of its children 0 .. ``top[t]``. Bentley and Floyd (1987), Communications
-    # of the ACM 30(9), 754-757.
-    rounds = np.arange(int(number.max()))[:, None]
-    wanted = rounds < number
-    top = np.where(wanted, counts - number + rounds, 0)
-    tried = generator.integers(0, top, endpoint=True)
-    picked = tried.copy()
-    for t in range(1, len(rounds)):
-        is_taken = (picked[:t] == tried[t]).any(axis=0)
-        np.copyto(picked[t], top[t], where=is_taken)
-    owner = np.repeat(np.arange(len(counts)), number)
-    child = picked.T[wanted.T]
-    return Children(owner, child[_shuffle_within(owner, len(counts), generator)])
-
-
-def _all_then_cut(
-    counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
-) -> Children:
-    """Shuffles all children and keeps the first: fastest for a large share of few."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    rank = rank_within(owner, len(counts))
-    child = rank[_shuffle_within(owner, len(counts), generator)]
-    kept = rank < number[owner]
-    return Children(owner[kept], child[kept])
 
 
 NULL = -1  # index of a drawn slot that holds no unit
@@ -288,7 +213,8 @@ def fill_slots(
     holds_null[row[units < 0]] = True
     for level in levels:
         units, owner = level.draw(units, generator)
-        rank = rank_within(owner, len(slot))
+        number = np.bincount(owner, minlength=len(slot))
+        rank = np.arange(len(owner)) - (np.cumsum(number) - number)[owner]
         slot, row = slot[owner] * level.width + rank, row[owner]
         holds_null[row[units < 0]] = True
     examples, mask = np.zeros(shape, np.int64), np.zeros(shape, bool)

@@ -67,7 +67,7 @@ class Mechanism(ByValue):
     @property
     def pure_epsilon(self) -> np.ndarray:
         """Limit of the RDP curve at infinite order: the pure-DP epsilon, or ``inf``."""
-        raise NotImplementedError
+        return np.broadcast_to(getattr(self, "limit", np.inf), self.shape)
 
     def up_to(self, max_order: int) -> Mechanism:
         """Returns a mechanism with RDP at the whole orders 2 … ``max_order``."""
@@ -292,11 +292,6 @@ class RdpTable(Mechanism):
         """Leading shape of the table."""
         return np.shape(self.values)[:-1]
 
-    @property
-    def pure_epsilon(self) -> np.ndarray:
-        """``limit``."""
-        return np.broadcast_to(self.limit, self.shape)
-
     def up_to(self, max_order: int) -> Mechanism:
         """Returns itself; raises ValueError if the table ends before ``max_order``."""
         last = np.shape(self.values)[-1] + 1
@@ -355,11 +350,6 @@ class RdpCurve(Mechanism):
     def shape(self) -> tuple[int, ...]:
         """Leading shape of the curve's values."""
         return self._rdp(np.array([2.0])).shape[:-1]
-
-    @property
-    def pure_epsilon(self) -> np.ndarray:
-        """``limit``."""
-        return np.broadcast_to(self.limit, self.shape)
 
     def up_to(self, max_order: int) -> Mechanism:
         """Returns the table of the curve at the orders 2 … ``max_order``."""

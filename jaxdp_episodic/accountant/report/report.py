@@ -246,9 +246,7 @@ def privacy_report(
     check_method(method)
     refuse_disjoint(step, "privacy_report")
     run = _single_run(step, num_steps)
-    target = _validation.open_unit_array("delta", delta)
-    if target.ndim:
-        raise ValueError(f"delta must be one number, got {delta!r}")
+    target = np.asarray(_validation.one("delta", delta, _validation.open_unit_array))
     _validation.flag("per_unit", per_unit)
     if per_unit and _tree_step(run) is None:
         raise ValueError(

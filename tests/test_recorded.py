@@ -2,7 +2,7 @@
 
 The tables in `recorded/` are answers of commit dddca080 to random settings of every
 kind of pair; `recorded/record.py` of commit 740ba15b wrote them. A row is a question, a
-spec as `spec_to_dict` writes it, the question's arguments, and the answer.
+spec as its `to_dict` writes it, the question's arguments, and the answer.
 
 One answer of people_episodes is of commit 937f0eb6: before, the search missed the best
 order, and epsilon by rdp was 719,203, not 1.957.

@@ -111,7 +111,7 @@ class Spec(ByValue):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON- and TOML-safe dictionary with "version" and "type"."""
-        return spec_to_dict(self)
+        return {"version": SCHEMA_VERSION, **_encode(self)}
 
     @classmethod
     def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:
@@ -246,11 +246,6 @@ def _value_key(value: Any) -> Any:
 
 
 # --- Dictionaries ---
-
-
-def spec_to_dict(spec: Any) -> dict[str, Any]:
-    """Returns a spec as a dictionary that JSON and TOML can hold, with the version."""
-    return {"version": SCHEMA_VERSION, **_encode(spec)}
 
 
 def spec_from_dict(

@@ -30,7 +30,6 @@ from jaxdp_episodic.accountant.describe.schemes import (
     RandomAllocation,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.spec import spec_to_dict
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep, Sampling
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.bands import choose_bands
@@ -600,7 +599,7 @@ def with_bands(config: dict[str, Any], plan: Plan) -> tuple[dict[str, Any], str]
 
 def _table_of(sampling: Any) -> dict[str, Any]:
     """A sampling as the table of a config."""
-    return {k: v for k, v in spec_to_dict(sampling).items() if k != "version"}
+    return {k: v for k, v in sampling.to_dict().items() if k != "version"}
 
 
 def _front(costs: np.ndarray) -> np.ndarray:

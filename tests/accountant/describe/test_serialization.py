@@ -16,7 +16,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Poisson,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.spec import spec_from_dict, spec_to_dict
+from jaxdp_episodic.accountant.describe.spec import spec_from_dict
 
 POISSON = Poisson("school", sampling_probability=[[0.1], [1 / 3]])
 FIXED = WithoutReplacement("pupil", size=8, population=[40, 50, 60])
@@ -86,7 +86,6 @@ def test_round_trip_through_json(spec):
     written = spec.to_dict()
     assert written["version"] == 1
     assert written["type"] == type(spec).__name__
-    assert written == spec_to_dict(spec)
     assert "null" not in json.dumps(written)  # TOML has none
     read = json.loads(json.dumps(written))
     again = type(spec).from_dict(read)

@@ -222,9 +222,8 @@ def test_a_resumed_search_does_not_draw_again(tmp_path, monkeypatch):
     # The first of equal scores wins; NaN loses.
     assert result.chosen == 2 and result.num_runs == 4 and result.score == 0.75
     statement = (out / "release" / "privacy.md").read_text()
-    assert (
-        statement.startswith("# Privacy of the search") and "single run 2" in statement
-    )
+    assert statement.startswith("# Privacy of the search")
+    assert "single run 2" in statement
     assert f"{math.ceil(result.epsilon * 1e4) / 1e4:g}" in statement
     chosen = json.loads((out / "release" / "hyperparameters.json").read_text())
     assert chosen == stored["runs"][2]["values"]
@@ -236,9 +235,8 @@ def test_a_resumed_search_does_not_draw_again(tmp_path, monkeypatch):
 
 def test_a_search_of_no_runs_releases_nothing(tmp_path):
     trials = 'type = "PoissonTrials"\nexpected_runs = 1e-9'
-    search = read_search(
-        search_file(tmp_path, target="run_epsilon = 1.0", trials=trials)
-    )
+    path = search_file(tmp_path, target="run_epsilon = 1.0", trials=trials)
+    search = read_search(path)
     result = run_search(search, tmp_path / "out", base=tmp_path)
     assert result.chosen is None and not (tmp_path / "out" / "release").exists()
 

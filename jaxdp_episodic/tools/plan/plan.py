@@ -353,15 +353,8 @@ def _candidates(
     columns = episodes, steps, complete, noise
     episodes, steps, complete, noise = (a[good] for a in columns)
     is_one = design.clip_unit == STEP  # the step is one contribution
-    learning = design.request.learning
-    worth = effective_steps(
-        steps * complete if is_one else steps,
-        noise_multiplier=noise,
-        episodes_per_step=episodes if is_one else complete,
-        is_one_contribution=is_one,
-        effective_dimension=learning.effective_dimension,
-        alignment=learning.alignment,
-    )
+    what = (steps * complete, episodes) if is_one else (steps, complete)
+    worth = effective_steps(*what, noise, design.request.learning, is_one=is_one)
     return {
         "episodes_per_step": episodes,
         "complete_per_step": complete,
@@ -458,13 +451,12 @@ def advice(plan: Plan) -> list[str]:
 
 
 def effective_steps(
-    num_steps: Any,
+    num_steps: np.ndarray,
+    episodes_per_step: np.ndarray,
+    noise_multiplier: np.ndarray,
+    learning: question.Learning,
     *,
-    noise_multiplier: Any,
-    episodes_per_step: Any,
-    is_one_contribution: Any,
-    effective_dimension: int,
-    alignment: float,
+    is_one: bool,
 ) -> np.ndarray:
     """Returns the number of noiseless steps that gain as much; an *estimate*.
 
@@ -473,22 +465,24 @@ def effective_steps(
     contributions of the clip norm whose mean has norm ``alignment`` (``a``), over
     ``m`` episodes and ``d`` directions, the ratio of the squared norms of signal and
     noise is ``a^2 / ((1 - a^2)/m + d noise_multiplier^2 / m^2)``. If the mean of all
-    episodes is clipped as one contribution, its norm is 1 and the squared norm of the
-    noise is ``d noise_multiplier^2``. The estimate ignores curvature, adaptive
-    optimizers and shrinking gradients: it ranks designs and does not predict accuracy.
+    episodes is clipped as one contribution (``is_one``), its norm is 1 and the squared
+    norm of the noise is ``d noise_multiplier^2``. The estimate ignores curvature,
+    adaptive optimizers and shrinking gradients: it ranks designs and does not predict
+    accuracy.
 
     Reference: Bottou, Curtis, Nocedal (2018), arXiv:1606.04838v3, Lemma 4.4 at its best
     step length.
     """
-    m, noise = np.asarray(episodes_per_step, np.float64), np.asarray(noise_multiplier)
-    added = effective_dimension * noise**2
+    m, aligned = episodes_per_step, learning.alignment**2
+    added = learning.effective_dimension * noise_multiplier**2
     with np.errstate(divide="ignore"):  # without a complete episode nothing is gained
-        drawn = (1 - alignment**2) / m
-        each = alignment**2 / (drawn + added / m**2)
-    share = alignment**2 / (alignment**2 + drawn)
-    once = share / (1 - share + added)
-    ratio = np.where(is_one_contribution, once, each)
-    return np.asarray(num_steps * ratio / (1 + ratio))
+        drawn = (1 - aligned) / m
+        if is_one:
+            share = aligned / (aligned + drawn)
+            ratio = share / (1 - share + added)
+        else:
+            ratio = aligned / (drawn + added / m**2)
+    return num_steps * ratio / (1 + ratio)
 
 
 def training_config(

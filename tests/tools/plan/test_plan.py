@@ -110,14 +110,8 @@ def test_the_front_has_every_undominated_candidate(pool_plan):
     ],
 )
 def test_effective_steps_at_extremes(noise, is_one, alignment, expected):
-    found = effective_steps(
-        200,
-        noise_multiplier=noise,
-        is_one_contribution=is_one,
-        alignment=alignment,
-        episodes_per_step=50.0,
-        effective_dimension=100,
-    )
+    learning = Learning(effective_dimension=100, alignment=alignment)
+    found = effective_steps(200, 50.0, noise, learning, is_one=is_one)
     assert found == pytest.approx(expected, rel=1e-3)
 
 

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 64_222,
+    "jaxdp_episodic": 64_216,
     "jaxdp_episodic/accountant/describe": 3_978,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_365,
@@ -337,7 +337,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/audit": 1_844,
     "jaxdp_episodic/tools/requests": 769,
     "jaxdp_episodic/tools/sweep": 1_106,
-    "jaxdp_episodic/tools/plan": 2_133,
+    "jaxdp_episodic/tools/plan": 2_127,
     "jaxdp_episodic/tools/plots": 1_219,
     "jaxdp_episodic/tools/book": 1_144,
     "jaxdp_episodic/tools/train": 1_297,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_402,
     "jaxdp_episodic/files": 1_447,
     "experiments": 7_103,
-    "tests": 48_366,
+    "tests": 48_360,
 }
 
 

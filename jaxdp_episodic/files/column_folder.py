@@ -183,16 +183,8 @@ def write_rows(
                 file.seek(start + (int(run[0]) if len(run) else 0) * row_bytes)
                 file.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
             done += len(batch)
-        if done != shape[0]:
-            raise ValueError(f"there must be {shape[0]} records, got {done}")
         file.flush()
         os.fsync(file.fileno())
-
-
-def write_column(path: Path, values: np.ndarray) -> None:
-    """Writes a whole column, and waits until it is on disk."""
-    parts = [(np.arange(len(values)), values)]
-    write_rows(path, values.dtype, values.shape, parts)
 
 
 def write_manifest(

@@ -195,7 +195,7 @@ def _write(
         if table.owners is not None:
             columns |= {"owners": table.owners.codes, "people": table.owners.names}
         for name, values in columns.items():
-            column_folder.write_column(inside / f"{name}.npy", values)
+            np.save(inside / f"{name}.npy", values)
     column_folder.write_manifest(
         folder,
         {split: (r.numbers.level_names, r.encoding) for split, r in splits.items()},

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import math
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -192,18 +193,27 @@ def _turned_ids(table: ExampleTable) -> tuple[np.ndarray, ...] | None:
 
 # Equal examples of at least so many numbers are copies, and not equal by chance.
 _LEAST_COMPARED = 64
+_READ_AT_ONCE = 256  # examples
 
 
-def shared_rows(data: ExampleTable, other: ExampleTable) -> list[int]:
-    """Returns which examples another table has too, equal bit for bit."""
-    rows, others = data.features, other.features
-    if not (isinstance(rows, np.ndarray) and isinstance(others, np.ndarray)):
+def shared_rows(
+    data: ExampleTable, other: ExampleTable, *, reads: bool = True
+) -> list[int]:
+    """Returns which examples another table has too; data on disk only if ``reads``."""
+    both = data.features, other.features
+    if math.prod(data.features.shape[1:]) < _LEAST_COMPARED or not len(both[1]):
         return []
-    if rows[:1].size < _LEAST_COMPARED or not len(others):
+    if not reads and not all(isinstance(one, np.ndarray) for one in both):
         return []
-    seen = {hash(row.tobytes()) for row in others}
-    same = (i for i, row in enumerate(rows) if hash(row.tobytes()) in seen)
-    return [i for i in same if np.ptp(rows[i]) > 0]
+    seen = {hash(row.tobytes()) for row in _rows(both[1])}
+    same = (i for i, row in enumerate(_rows(both[0])) if hash(row.tobytes()) in seen)
+    return [i for i in same if np.ptp(both[0][i]) > 0]
+
+
+def _rows(features: Any) -> Iterator[np.ndarray]:
+    """Yields the features of each example; those on disk are read in parts."""
+    for first in range(0, len(features), _READ_AT_ONCE):
+        yield from features[first : first + _READ_AT_ONCE]
 
 
 def rows_held_out(data: ExampleTable, held_out: Iterable[ExampleTable]) -> np.ndarray:

@@ -376,14 +376,15 @@ def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> Non
             f"held-out data ({split!r}) must be other data than those trained on, got "
             "the same units with the same examples"
         )
-    named = {"people": PERSON}
-    if len(data.level_names) > 1 and data.level_names[-2] in trained.level_names:
-        named[f"{data.level_names[-2]} names"] = data.level_names[-2]
+    named, above = {"people": PERSON}, data.level_names[-2:-1]
+    if set(above) <= set(trained.level_names):
+        named |= {f"{name} names": name for name in above}
     common: dict[str, tuple[Sequence[Any], int]] = {
         what: (_in_both(data, trained, unit), len(_names_of(data, unit)))
         for what, unit in named.items()
     }
-    common["examples (rows)"] = shared_rows(data, trained), len(data.features)
+    same = shared_rows(data, trained, reads=False)  # from disk, for a warning
+    common["examples (rows)"] = same, len(data.features)
     for what, (both, of) in common.items():
         if both:
             warnings.warn(

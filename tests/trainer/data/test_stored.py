@@ -16,6 +16,7 @@ from jaxdp_episodic.files.atomic import locked
 from jaxdp_episodic.files.column_folder import StoredColumn
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.data.folders import load_class_folders, load_omniglot
+from jaxdp_episodic.trainer.data.splits import rows_held_out
 from jaxdp_episodic.trainer.data.stored import load_stored, store
 from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, StoredFeatures
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table, npz_records
@@ -53,9 +54,8 @@ def same_tables(stored, table):
 
 
 def imported(source, folder, *options):
-    assert (
-        cli.run(["data", "import", str(source), str(folder), *map(str, options)]) == 0
-    )
+    command = ["data", "import", str(source), str(folder), *map(str, options)]
+    assert cli.run(command) == 0
     return load_stored(folder)
 
 
@@ -64,8 +64,7 @@ def imported(source, folder, *options):
 
 def test_class_folders(tmp_path, capsys):
     drawings(tmp_path / "in", {"b": 3, "a": 2, "empty": 0, "a b": 4})
-    options = ["--size", "5"]
-    table = imported(tmp_path / "in", tmp_path / "out", *options)
+    table = imported(tmp_path / "in", tmp_path / "out", "--size", "5")
     same_tables(table, load_class_folders(tmp_path / "in", size=5))
     assert os.stat(tmp_path / "out/train/features.npy").st_size == 128 + 9 * 5 * 5 * 3
     assert "example 9, uint8 5x5x3 each" in capsys.readouterr().out
@@ -93,7 +92,7 @@ def test_omniglot_is_inverted_and_put_into_the_order_of_its_ids(tmp_path):
 NPZ = {
     "codes": {"images": RNG.integers(0, 256, (3, 4, 5, 5), dtype=np.uint8)},
     "named": {
-        "images": RNG.integers(0, 256, (6, 5, 4, 2), dtype=np.uint8),
+        "images": RNG.integers(0, 256, (6, 5, 8, 2), dtype=np.uint8),
         "labels": np.array(["b", "a", "b", "c", "a", "b"]),
         "classes": np.array(["c", "a", "b", "d"]),
     },
@@ -223,9 +222,9 @@ def test_indexing_equals_numpys(folder):
         *(np.array([[5, 0], [2, -6]]), np.array(4), np.uint8([1, 2])),
     ):
         np.testing.assert_array_equal(features[index], array[index], strict=True)
-    flat = features.reshape(6, 40)
-    np.testing.assert_array_equal(flat[1:3], array.reshape(6, 40)[1:3], strict=True)
-    np.testing.assert_array_equal(flat[[4, 1]], array.reshape(6, 40)[[4, 1]])
+    flat, wanted = features.reshape(6, 80), array.reshape(6, 80)
+    np.testing.assert_array_equal(flat[1:3], wanted[1:3], strict=True)
+    np.testing.assert_array_equal(flat[[4, 1]], wanted[[4, 1]])
     np.testing.assert_array_equal(np.asarray(features), array, strict=True)
     for wrong in (6, -7, [0, 6], mask[:3], [0.5]):
         with pytest.raises(IndexError):
@@ -240,7 +239,7 @@ def test_codes_are_read_where_the_mask_is_true(folder):
     np.testing.assert_array_equal(codes[~mask], 0)
     there = CODE_VALUES["unit"][codes[mask]]
     np.testing.assert_array_equal(there, folder.memory.features[[5, 0]], strict=True)
-    assert folder.table.features.codes(rows[:0], mask[:0]).shape == (0, 2, 5, 4, 2)
+    assert folder.table.features.codes(rows[:0], mask[:0]).shape == (0, 2, 5, 8, 2)
     scaled = np.arange(256, dtype=np.float32) / np.float32(255)  # as the loaders do
     np.testing.assert_array_equal(CODE_VALUES["unit"], scaled, strict=True)
     np.testing.assert_array_equal(CODE_VALUES["inverted"], 1 - scaled)
@@ -253,11 +252,13 @@ def test_selections_and_fingerprints_equal_those_in_memory(folder, tmp_path):
     )
     again = imported(folder.source, tmp_path / "again")
     assert again.fingerprint == folder.table.fingerprint
-    arrays = {**NPZ["named"], "images": NPZ["named"]["images"] ^ 1}
-    np.savez(tmp_path / "other.npz", **arrays)
+    changed = NPZ["named"] | {"images": NPZ["named"]["images"] ^ 1}
+    np.savez(tmp_path / "other.npz", **changed)
     other = imported(tmp_path / "other.npz", tmp_path / "other")
     assert other.fingerprint != folder.table.fingerprint
     assert other.population == folder.table.population
+    held_out = other, folder.memory.take(np.array([1, 4]))
+    assert rows_held_out(folder.table, held_out).tolist() == [1, 4]
 
 
 # --- Damaged folders ---
@@ -502,8 +503,7 @@ def test_fixed_features_are_kept_for_the_same_data_and_settings(
     half = data.take(np.arange(90))
     for change, other in (
         ({"name": "others"}, data),
-        ({"settings": {"version": 2}}, data),
-        ({"unit_norm": False}, data),
+        *(({"settings": {"version": 2}}, data), ({"unit_norm": False}, data)),
         ({}, half),
     ):
         others = dataclasses.replace(made, **change)

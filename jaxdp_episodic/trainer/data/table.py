@@ -335,13 +335,13 @@ def _with_empty_units(tree: Population, public: Sequence[Any]) -> Population:
     assert tree.unit_ids is not None  # made from ids
     ids = tree.unit_ids[0]
     listed = id_array("public_units", public)
-    kinds = {listed.dtype.kind, ids.dtype.kind}
-    if "U" in kinds and len(kinds) == 2:
+    if (listed.dtype.kind == "U") != (ids.dtype.kind == "U"):
         raise TypeError(
             f"public_units must be ids like those of the records ({ids.dtype}), "
             f"got {listed.dtype}"
         )
-    if len(np.unique(listed)) != len(listed):
+    listed, times = np.unique(listed, return_counts=True)
+    if np.any(times > 1):
         raise ValueError("public_units must not repeat an id")
     unlisted = np.setdiff1d(ids, listed)
     if unlisted.size:
@@ -349,7 +349,6 @@ def _with_empty_units(tree: Population, public: Sequence[Any]) -> Population:
             "public_units must hold every unit that has records, "
             f"{unlisted[0].item()!r} is missing"
         )
-    listed = np.sort(listed)
     counts = np.zeros(len(listed), np.int64)
     counts[np.searchsorted(listed, ids)] = tree.children_counts[1]
     return Population((np.array([len(listed)]), counts), tree.level_names, (listed,))
@@ -361,9 +360,7 @@ def _numbers(name: str, value: Any) -> np.ndarray:
         array = np.array(value)
     except (ValueError, OverflowError) as error:  # ragged
         raise TypeError(f"{name} must be an array of numbers: {error}") from None
-    if array.dtype.kind == "b":
-        array = array.astype(np.float32)
-    if array.dtype.kind not in "iuf" or array.ndim == 0:
+    if array.dtype.kind not in "biuf" or array.ndim == 0:
         raise TypeError(
             f"{name} must be an array of numbers with one row per example, "
             f"got {array.dtype} of shape {array.shape}"
@@ -372,11 +369,13 @@ def _numbers(name: str, value: Any) -> np.ndarray:
         raise ValueError(
             f"{name} must have at least one number and one row, got shape {array.shape}"
         )
-    return finite_rows(name, array) if array.dtype.kind == "f" else array
+    return kept_numbers(name, array)
 
 
-def finite_rows(name: str, array: np.ndarray, first: int = 0) -> np.ndarray:
-    """Returns rows as float32; ``first`` is the number of the first one in messages."""
+def kept_numbers(name: str, array: np.ndarray, first: int = 0) -> np.ndarray:
+    """Returns rows as integers or finite float32; errors count them from ``first``."""
+    if array.dtype.kind in "iu":
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
     with np.errstate(over="ignore"):  # infinity, which is refused
         rows = array.astype(np.float32)
     bad = ~np.isfinite(rows).reshape(len(rows), -1).all(axis=1)

@@ -22,7 +22,7 @@ from jaxdp_episodic.trainer.data.folders import decoded_parts
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, id_array
 from jaxdp_episodic.trainer.data.stored import Records, only
 from jaxdp_episodic.trainer.data.stored_features import UNIT
-from jaxdp_episodic.trainer.data.table import ExampleTable, finite_rows
+from jaxdp_episodic.trainer.data.table import ExampleTable, kept_numbers
 
 _BATCH_BYTES = 2**26  # largest memory of a batch
 _BATCH_IMAGES = 256  # most images read at a time
@@ -200,11 +200,9 @@ def _one_a_record(
 
 def _to_keep(batch: np.ndarray, first: int, is_images: bool, what: str) -> np.ndarray:
     """Returns a batch as `ExampleTable.from_records` stores it; images as codes."""
-    if batch.dtype.kind == "b":
-        return batch * np.uint8(255) if is_images else batch.astype(_FLOAT)
-    if batch.dtype.kind in "iu":
-        return batch.astype(batch.dtype.newbyteorder("="))
-    return finite_rows(what, batch, first)
+    if is_images and batch.dtype.kind == "b":
+        return batch * np.uint8(255)
+    return kept_numbers(what, batch, first)
 
 
 # --- CSV and Parquet ---

@@ -242,9 +242,6 @@ class AdaptiveConfig(CheckedSpec):
 
     def check_values(self) -> None:
         """Refuses options that do not fit together; adds one if there are none."""
-        if not isinstance(self.options, Mapping):
-            shown = _validation.shown(self.options)
-            raise TypeError(f"options must be a table of options, got {shown}")
         if len(self.options) > _MOST_OPTIONS or CHECK in self.options:
             raise ValueError(
                 f"options must be at most {_MOST_OPTIONS} and none named {CHECK!r}, "

@@ -11,7 +11,7 @@ import functools
 import math
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -25,9 +25,7 @@ class _NestedSpecs:
     """`Spec.nested_specs` of a class, from its annotations."""
 
     def __get__(self, spec: Any, cls: type) -> dict[str, tuple[type, ...]]:
-        return {
-            name: field.specs for name, field in _fields(cls).items() if field.specs
-        }
+        return {name: specs for name, (_, specs) in _fields(cls).items() if specs}
 
 
 @typing.dataclass_transform(eq_default=False, kw_only_default=True, frozen_default=True)
@@ -43,41 +41,39 @@ class CheckedSpec(Spec):
     nested_specs: ClassVar[Any] = _NestedSpecs()
 
     def __post_init__(self) -> None:
-        for name, field in _fields(type(self)).items():
-            value = getattr(self, name)
-            if value is None and field.is_optional:
-                continue
-            if field.check is not None:
-                set_fields(self, **{name: field.check(name, value)})
-            elif not field.is_mapping:
-                kinds = " or ".join(cls.__name__ for cls in field.specs)
-                _validation.instance(name, value, field.specs, f"a {kinds}")
+        for name, (check, _) in _fields(type(self)).items():
+            set_fields(self, **{name: check(name, getattr(self, name))})
         self.check_values()
 
 
-class _Field(NamedTuple):
-    """What an annotation says about a field."""
-
-    check: Check | None  # of an annotated type
-    specs: tuple[type, ...]  # what it may be otherwise
-    is_optional: bool  # may be None
-    is_mapping: bool  # of names to specs
-
-
 @functools.cache
-def _fields(cls: type) -> dict[str, _Field]:
-    """Returns the fields with a check or of specs; see `CheckedSpec`."""
-    found = {}
+def _fields(cls: type) -> dict[str, tuple[Check, tuple[type, ...]]]:
+    """Returns the checks of annotated fields and of specs, and the latter's classes."""
+    found: dict[str, tuple[Check, tuple[type, ...]]] = {}
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():
-        options = (hint, *typing.get_args(hint))
+        options, specs = (hint, *typing.get_args(hint)), ()
         marked = [one for one in options if hasattr(one, "__metadata__")]
-        check = marked[0].__metadata__[0] if marked else None
-        kinds = [one for one in options if isinstance(one, type) and not check]
-        specs = tuple(one for one in kinds if issubclass(one, Spec))
-        if check or specs:
-            is_mapping = typing.get_origin(hint) is Mapping
-            found[name] = _Field(check, specs, type(None) in options, is_mapping)
+        if marked:
+            check = marked[0].__metadata__[0]
+        else:
+            kinds = [one for one in options if isinstance(one, type)]
+            specs = tuple(one for one in kinds if issubclass(one, Spec))
+            is_table = typing.get_origin(hint) is Mapping
+            words = "a table of " if is_table else "a "
+            check = functools.partial(
+                _validation.instance,
+                kinds=Mapping if is_table else specs,
+                words=words + " or ".join(one.__name__ for one in specs),
+            )
+        if type(None) in options:
+            check = functools.partial(_unless_none, check)
+        if marked or specs:
+            found[name] = check, specs
     return found
+
+
+def _unless_none(check: Check, name: str, value: Any) -> Any:
+    return None if value is None else check(name, value)
 
 
 def whole(minimum: int = 1, maximum: int | None = None) -> Check:

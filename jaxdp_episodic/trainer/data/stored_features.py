@@ -73,10 +73,6 @@ class StoredFeatures:
         """Returns all features as an array in memory."""
         return self[:]
 
-    def astype(self, dtype: Any) -> np.ndarray:
-        """Returns all features as an array in memory of another type."""
-        return self[:].astype(dtype)
-
     def reshape(self, *shape: int) -> StoredFeatures:
         """Returns the same features with another shape per example."""
         if shape[0] not in (-1, len(self)):

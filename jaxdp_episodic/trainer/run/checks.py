@@ -376,12 +376,10 @@ def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> Non
             f"held-out data ({split!r}) must be other data than those trained on, got "
             "the same units with the same examples"
         )
-    named, above = {"people": PERSON}, data.level_names[-2:-1]
-    if set(above) <= set(trained.level_names):
-        named |= {f"{name} names": name for name in above}
+    named = {f"{name} names": name for name in data.level_names[-2:-1]}
     common: dict[str, tuple[Sequence[Any], int]] = {
         what: (_in_both(data, trained, unit), len(_names_of(data, unit)))
-        for what, unit in named.items()
+        for what, unit in ({"people": PERSON} | named).items()
     }
     same = shared_rows(data, trained, reads=False)  # from disk, for a warning
     common["examples (rows)"] = same, len(data.features)

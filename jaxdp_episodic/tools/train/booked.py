@@ -62,14 +62,14 @@ def protected_by(config: TrainingConfig, base: Path | None) -> Protected:
 
 def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
     """Returns a run's composition, accounted by public facts alone."""
-    _refuse_seed(config.seed)
     data, _ = config.training_data(base)
     if config.adaptive is None:
-        return _public_run(plan(config, data))
-    check = config.adaptive.check
-    held_out = None if check is None else config.data.load(check.split, base)
-    budget, _ = adaptive_plan(config, data, held_out)
-    run, *others = _parts(budget)
+        budget = plan(config, data)
+    else:
+        check = config.adaptive.check
+        held_out = None if check is None else config.data.load(check.split, base)
+        budget, _ = adaptive_plan(config, data, held_out)
+    run, *others = _parts(config, budget)
     if others or isinstance(run, AdaptiveRun):
         raise NotImplementedError(
             "adaptive: a run on a menu must be a composition, or adapt within quotas "
@@ -109,12 +109,8 @@ def check_in_run(
     title: str,
 ) -> book.Paid:
     """Charges a trainer's run before it samples anything, unless it has paid."""
-    _refuse_seed(config.seed)
-    budget: PrivacyBudget | AdaptiveBudget = trainer.budget
-    is_fixed = isinstance(budget, PrivacyBudget)
-    parts = (_public_run(budget),) if is_fixed else _parts(budget)
     order = book.order_of(
-        *parts,
+        *_parts(config, trainer.budget),
         what=TRAIN,
         name=title,
         protected=protected_by(config, base),
@@ -157,25 +153,19 @@ def words_of_book(paid: book.Paid) -> tuple[dict[str, str], str]:
     )
 
 
-def _refuse_seed(seed: int | None) -> None:
-    if seed is not None:
+def _parts(
+    config: TrainingConfig, budget: PrivacyBudget | AdaptiveBudget
+) -> tuple[ComposedSteps | AdaptiveRun, ...]:
+    """A run, or its worst composition, for each part of the data, by public facts."""
+    if config.seed is not None:
         raise ValueError(
-            f"seed must be left out of a run with a book, got {seed}: anyone who knows "
-            "it can subtract the noise"
+            f"seed must be left out of a run with a book, got {config.seed}: anyone "
+            "who knows it can subtract the noise"
         )
-
-
-def _parts(budget: AdaptiveBudget) -> tuple[ComposedSteps | AdaptiveRun, ...]:
-    """An adaptive run, or its worst composition, for each part of the data."""
     if not budget.is_private:
         raise ValueError("epsilon must be finite for a run in a book, got inf")
-    return tuple(run.composition() or run for run in budget.runs)
-
-
-def _public_run(budget: PrivacyBudget) -> ComposedSteps:
-    """The planned steps of a run, accounted by public facts alone."""
-    if not budget.is_private:
-        raise ValueError("epsilon must be finite for a run in a book, got inf")
+    if isinstance(budget, AdaptiveBudget):
+        return tuple(run.composition() or run for run in budget.runs)
     public = public_budget(budget)
     if public is None:
         raise ValueError(
@@ -185,4 +175,4 @@ def _public_run(budget: PrivacyBudget) -> ComposedSteps:
         )
     run = public.run(public.num_steps)
     pairs = zip(run.steps, run.counts, strict=True)
-    return compose(*((step, count) for step, count in pairs if int(count)))
+    return (compose(*((step, count) for step, count in pairs if int(count))),)

@@ -47,15 +47,7 @@ from jaxdp_episodic.trainer.run.store import Mark, RunStore, Saved
 
 
 class Ledger:
-    """Counts the charges of a run, planned or adaptive, and refuses one too many.
-
-    Attributes:
-      charged: number of steps charged.
-      mark: the run's file after the last charge; None without a file.
-      options: an adaptive run's choices, in order; the last one may not be charged yet.
-      now: an adaptive run's budget after all choices.
-      has_ended: whether an adaptive run has chosen to end.
-    """
+    """Counts the charges of a run, planned or adaptive, and refuses one too many."""
 
     def __init__(
         self,
@@ -71,13 +63,15 @@ class Ledger:
                 "charged must lie in 0 .. permitted_steps "
                 f"({budget.permitted_steps}), got {charged}"
             )
+        # ``now`` is an adaptive run's budget after all choices.
         self._budget = self._before = self.now = budget
         self._adapts = isinstance(budget, AdaptiveBudget)
         self.charged = self._begun = charged
-        self.mark = mark
+        self.mark = mark  # the run's file after the last charge; None without a file
         self._store: RunStore | None = None
         self._spent: SpentAhead | None = None
         self._session = ""  # in which this process may have charged last
+        # An adaptive run's choices, in order; the last one may not be charged yet.
         self.options, self.has_ended = list[str](), False
         for name in options:
             self.choose(name)

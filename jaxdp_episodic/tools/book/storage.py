@@ -22,6 +22,7 @@ from jaxdp_episodic._validation import one_line
 from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.atomic import owner_only
 from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.files.sqlite_file import connect, refusing
 
 TABLE = "jaxdp_episodic_book"
 # The only statement in the schema of an SQLite book, the same in every version.
@@ -186,7 +187,10 @@ class Storage:
                     if self._path or not (lost or state.startswith(_LOST)):
                         raise
                     if time.monotonic() > end:
-                        raise self._in_use() from None
+                        raise BlockingIOError(
+                            f"book {self._shown} is in use: other processes have been "
+                            f"charging it for {_PATIENCE_S:g} s"
+                        ) from None
                 # A random time, as others that lost would try at the same moment.
                 time.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))
                 pause = min(1.5 * pause, 1.0)
@@ -221,12 +225,6 @@ class Storage:
                 f"book {self._path}: its records have more than {_MOST_READ:,} bytes"
             )
 
-    def _in_use(self) -> BlockingIOError:
-        return BlockingIOError(
-            f"book {self._shown} is in use: other processes have locked it for "
-            f"{_PATIENCE_S:g} s"
-        )
-
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
         """Raises the database's errors as our own, without passwords."""
@@ -238,13 +236,9 @@ class Storage:
         except errors.SQLAlchemyError as error:
             orig = getattr(error, "orig", None)
             reason = shown(one_line(orig or error))
-            code = getattr(orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-            if isinstance(orig, sqlite3.OperationalError) and "locked" in reason:
-                raise self._in_use() from None
-            if isinstance(orig, sqlite3.OperationalError):
-                if code != sqlite3.SQLITE_ERROR:  # the disk's fault, or missing rights
-                    raise OSError(f"{book}: {reason}") from None
-                raise BookError(f"{book} is damaged: {reason}") from None
+            if isinstance(orig, sqlite3.OperationalError) and self._path is not None:
+                with refusing(self._path, BookError):
+                    raise orig from None
             if isinstance(orig, sqlite3.DatabaseError):
                 said = f"{self._shown} is no book, or it is damaged: {reason}"
                 raise BookError(said) from None
@@ -266,11 +260,7 @@ def shown(where: str) -> str:
 
 def _opened(path: Path) -> sqlite3.Connection:
     """A connection to an SQLite file that begins no transactions by itself."""
-    address = f"{path.resolve().as_uri()}?mode=rw"
-    connection = sqlite3.connect(
-        address, uri=True, timeout=_PATIENCE_S, isolation_level=None
-    )
+    connection = connect(path, "rw")  # the file may be a stranger's
     # A commit returns when it is on the disk, with the names in its folder.
     connection.execute("PRAGMA synchronous = EXTRA")
-    connection.execute("PRAGMA trusted_schema = OFF")  # the file may be a stranger's
     return connection

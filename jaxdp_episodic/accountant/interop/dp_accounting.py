@@ -101,20 +101,18 @@ def _event(step: Any) -> Any:
     """Returns the event of one step."""
     if isinstance(step, GaussianStep):
         return _gaussian(step)
-    for name, cls in RELEASED_AS.items():
-        if isinstance(step, cls) and hasattr(dp_event, name):
-            fields = FIELDS[name].split()
-            given = {
-                theirs: getattr(step, OURS.get(theirs, theirs)) for theirs in fields
-            }
-            lists = {k: v.tolist() for k, v in given.items() if np.ndim(v)}
-            event = getattr(dp_event, name)(**given | lists)
-            if "sampling_probability" in fields:
-                return event
-            return _sampled(getattr(step, "sampling_probability", 1), event)
-    raise NotImplementedError(
-        f"{type(step).__name__} has no event in the installed dp_accounting"
-    )
+    name = next((n for n, cls in RELEASED_AS.items() if isinstance(step, cls)), "")
+    if not hasattr(dp_event, name):
+        raise NotImplementedError(
+            f"{type(step).__name__} has no event in the installed dp_accounting"
+        )
+    fields = FIELDS[name].split()
+    given = {theirs: getattr(step, OURS.get(theirs, theirs)) for theirs in fields}
+    lists = {k: v.tolist() for k, v in given.items() if np.ndim(v)}
+    event = getattr(dp_event, name)(**given | lists)
+    if "sampling_probability" in fields:
+        return event
+    return _sampled(getattr(step, "sampling_probability", 1), event)
 
 
 def _gaussian(step: GaussianStep) -> Any:

@@ -579,7 +579,7 @@ RELEASED_AS: dict[str, Any] = {
     "PermuteAndFlipDpEvent": releases.ApproximateDP,
     "TruncatedSubsampledGaussianDpEvent": releases.TruncatedPoissonRelease,
 }
-"""Events with a release class; a class is written as its first event."""
+"""Events with a release class; a class is written as its first event, or not at all."""
 OURS = {
     "sampling_probs": "probabilities",
     "dataset_size": "population",

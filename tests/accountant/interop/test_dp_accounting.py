@@ -202,7 +202,7 @@ class EpsilonDeltaDpEvent(dp_event.DpEvent):
     epsilon, delta = 0.5, 1e-7
 
 
-def test_only_epsilon_and_delta_of_other_mechanisms_are_used():
+def test_only_epsilon_and_delta_of_other_mechanisms_are_used(monkeypatch):
     of_pure = "PermuteAndFlipDpEvent", "ExponentialMechanismDpEvent"  # after 0.6
     pure = [dataclasses.make_dataclass(name, ["epsilon"]) for name in of_pure]
     for event, delta in ((EpsilonDeltaDpEvent(), 1e-7), *((p(0.5), 0) for p in pure)):
@@ -220,6 +220,10 @@ def test_only_epsilon_and_delta_of_other_mechanisms_are_used():
             assert step.delta == pytest.approx(0.1 * delta, rel=1e-12)
     with pytest.raises(ValueError, match="epsilon"):
         from_dp_event(pure[0](-0.5))
+    # Written as such an event, a claim would lose its delta.
+    monkeypatch.setattr(dp_event, of_pure[1], pure[1], raising=False)
+    with pytest.raises(NotImplementedError, match="no event in the installed"):
+        to_dp_event(jde.ApproximateDP(0.5, 1e-7))
 
 
 def test_a_sampled_composition_is_charged_without_its_empty_parts():

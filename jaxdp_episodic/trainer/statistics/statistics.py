@@ -377,7 +377,8 @@ class Started:
 
     def embedding(self, params: Any, inputs: Array) -> Array:
         """Returns the other learner's embedding of examples; see `ProtoNet`."""
-        seen = plda.projected(inputs, **params["start"])
+        start = params["start"]
+        seen = plda.projected(inputs, start["mean"], start["projection"])
         if jnp.issubdtype(inputs.dtype, jnp.floating):
             seen = seen.astype(inputs.dtype)
         return self.learner.embedding(params["model"], seen)
@@ -387,5 +388,6 @@ def _seen(start: Any, episode: Episode) -> Episode:
     """Returns the episode with projected features."""
     number = len(episode.support_inputs)
     inputs = jnp.concatenate([episode.support_inputs, episode.query_inputs])
-    seen = plda.projected(inputs, **start).astype(episode.support_mask.dtype)
+    seen = plda.projected(inputs, start["mean"], start["projection"])
+    seen = seen.astype(episode.support_mask.dtype)
     return episode._replace(support_inputs=seen[:number], query_inputs=seen[number:])

@@ -318,21 +318,21 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 64_177,
+    "jaxdp_episodic": 64_170,
     "jaxdp_episodic/accountant/describe": 3_978,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_365,
     "jaxdp_episodic/accountant/numerics": 3_205,
     "jaxdp_episodic/accountant/questions": 6_332,
     "jaxdp_episodic/accountant/bounds": 1_950,
-    "jaxdp_episodic/accountant/interop": 1_738,
+    "jaxdp_episodic/accountant/interop": 1_736,
     "jaxdp_episodic/accountant/report": 2_071,
     "jaxdp_episodic/trainer/data": 3_531,
     "jaxdp_episodic/trainer/draw": 1_427,
     "jaxdp_episodic/trainer/config": 1_370,
     "jaxdp_episodic/trainer/gradient": 1_475,
-    "jaxdp_episodic/trainer/learners": 2_295,
-    "jaxdp_episodic/trainer/statistics": 1_300,
+    "jaxdp_episodic/trainer/learners": 2_288,
+    "jaxdp_episodic/trainer/statistics": 1_302,
     "jaxdp_episodic/trainer/run": 6_629,
     "jaxdp_episodic/trainer/audit": 1_844,
     "jaxdp_episodic/tools/requests": 769,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_402,
     "jaxdp_episodic/files": 1_439,
     "experiments": 7_103,
-    "tests": 48_360,
+    "tests": 48_364,
 }
 
 

@@ -208,17 +208,10 @@ def classification_episode(inputs: Array, mask: Array, *, shots: int) -> Episode
       mask: (ways, shots + queries) float32.
       shots: support examples per class.
     """
-    ways, slots = mask.shape
-    places = jnp.arange(ways, dtype=jnp.int32)
-    labels = jnp.broadcast_to(places[:, None], (ways, slots))
-
-    def part(array: Array, first: int, last: int) -> Array:
-        return array[:, first:last].reshape(-1, *array.shape[2:])
-
-    return Episode(
-        *(part(array, 0, shots) for array in (inputs, labels, mask)),
-        *(part(array, shots, slots) for array in (inputs, labels, mask)),
-    )
+    places = jnp.arange(len(mask), dtype=jnp.int32)
+    arrays = inputs, jnp.broadcast_to(places[:, None], mask.shape), mask
+    halves = [a[:, :shots] for a in arrays] + [a[:, shots:] for a in arrays]
+    return Episode(*(half.reshape(-1, *half.shape[2:]) for half in halves))
 
 
 def regression_episode(

@@ -27,7 +27,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.spec import Spec, mapped, refuse_hostile
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
-from jaxdp_episodic.accountant.questions.api import METHODS, check_method
+from jaxdp_episodic.accountant.questions.api import METHODS
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, runs_of
 from jaxdp_episodic.tools.requests.request import (
     CalibrationRequest,
@@ -185,7 +185,7 @@ class Grid:
 
     def __init__(self, axes: tuple[Axis, ...]) -> None:
         if not axes:
-            raise ValueError("a sweep needs at least one axis, got none")
+            raise ValueError("axes must be at least one table ([[axes]]), got none")
         if len(axes) > _MAX_AXES:
             raise ValueError(f"a sweep has at most {_MAX_AXES} axes, got {len(axes)}")
         self.names = tuple(axis.field for axis in axes)
@@ -282,21 +282,16 @@ class Sweep(Spec):
     num_steps: Any = None  # None for a composed run, and if it is calibrated
     delta: Any = None
     epsilon: Any = None
-    method: str | None = None  # see `jaxdp_episodic.epsilon`; None: its default
+    method: str = EpsilonRequest.method  # see `jaxdp_episodic.epsilon`
     memory_mib: int = 256  # bound on the arrays of a chunk; it limits the chunk size
 
     def __post_init__(self) -> None:
-        if self.method is None:
-            object.__setattr__(self, METHOD, EpsilonRequest.method)
         _validation.whole_number("memory_mib", self.memory_mib)
         if self.step.shape:
             raise ValueError(
                 "fields of the step must be numbers, as axes vary them, got fields of "
                 f"shape {self.step.shape}"
             )
-        check_method(str(self.method))
-        if not self.axes:
-            raise ValueError("axes must be at least one table ([[axes]]), got none")
         _check_words(self.grid, {QUANTITY: self.quantity, METHOD: self.method})
         for index, axis in enumerate(self.axes):
             _check_field(index, axis.field, self.paths)

@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import textwrap
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.spec import spec_from_dict
@@ -28,6 +26,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
     SCALED,
     WAVELETS,
 )
+from jaxdp_episodic.trainer.data import fields
 from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.data.scales import advice, largest_target, scales_of
 from jaxdp_episodic.trainer.data.sources import SOURCES
@@ -59,8 +58,7 @@ _UNCHOSEN = (
 )
 
 
-@dataclass(frozen=True)
-class Wishes:
+class Wishes(fields.CheckedSpec):
     """What the user wants of a first config; None: a default."""
 
     epsilon: float = EPSILON  # the target
@@ -68,15 +66,10 @@ class Wishes:
     unit: str | None = None  # protected: a level or "person"; None: an example
     # Public bound on the examples of a class or task: a lower bound under add_remove,
     # an upper bound under zero_out. None: counted in the data.
-    population: int | None = None
+    population: fields.Count | None = None
     relation: str | None = None  # None: see `_relation_and_population`
     ways: int | None = None  # classes per episode
-    shots: int | None = None  # support examples of each class, or of a task
-
-    def __post_init__(self) -> None:
-        for name in ("population", "shots"):
-            if (value := getattr(self, name)) is not None:
-                _validation.whole_number(f"--{name}", value)
+    shots: fields.Count | None = None  # support examples of each class, or of a task
 
 
 def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:

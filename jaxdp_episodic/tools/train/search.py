@@ -97,8 +97,7 @@ def run_search(
         )
         paid = None
         if book is not None:
-            _try_out(search, state, base)
-            paid = _check_in(book, search, folder, state, base)
+            paid = _paid(book, search, folder, state, base)
             console.print(f"book: entry {paid.entry.number}, {paid.price}")
         for index, run in enumerate(state["runs"]):
             if run["score"] is not None:
@@ -299,29 +298,25 @@ def _curve(
     return tuned_rdp(search.trials, DEFAULT_ORDERS, curve), is_public
 
 
-def _try_out(search: Search, state: dict[str, Any], base: Path | None) -> None:
-    """Runs each remaining kind of run on zeros, before the search pays.
-
-    Runs with equal models, learners and steps are tried once.
-    """
-    epsilon = state["budget"]["run_epsilon"]
-    left = [run["values"] for run in state["runs"] if run["score"] is None]
-    configs = [search.config(values, epsilon) for values in left]
-    for config in {str((c.model, c.learner, c.step)): c for c in configs}.values():
-        tables = Tables(config, base, keeps_features=False)
-        trainer, evaluations, _ = assembled(config, tables)
-        trainer.dry_run(evaluations)
-
-
-def _check_in(
+def _paid(
     book: Booking,
     search: Search,
     folder: Path,
     state: dict[str, Any],
     base: Path | None,
 ) -> Paid:
-    """Charges the search before its first run, unless it has paid."""
-    run_epsilon = state["budget"]["run_epsilon"]
+    """Charges the search before its first run, unless it has paid.
+
+    Before that, each remaining kind of run is tried on zeros: an error costs nothing
+    yet. Runs with equal models, learners and steps are tried once.
+    """
+    runs, run_epsilon = state["runs"], state["budget"]["run_epsilon"]
+    left = [run["values"] for run in runs if run["score"] is None]
+    configs = [search.config(values, run_epsilon) for values in left]
+    for config in {str((c.model, c.learner, c.step)): c for c in configs}.values():
+        tables = Tables(config, base, keeps_features=False)
+        trainer, evaluations, _ = assembled(config, tables)
+        trainer.dry_run(evaluations)
     first = search.config({}, run_epsilon)
     data, _ = first.training_data(base)
     protected = protected_by(first, base)
@@ -338,6 +333,5 @@ def _check_in(
 
     about = {"search": state["search"]}
     order = Order(TUNE, folder.resolve().name, protected, about, price)
-    runs = state["runs"]
-    at_end = None if any(run["score"] is None for run in runs) else len(runs)
+    at_end = None if left else len(runs)
     return check_in(book.where, folder, order, run=state["name"], at_end=at_end)

@@ -297,7 +297,7 @@ def test_a_search_is_charged_once(tmp_path, config, monkeypatch, capsys):
     arguments = ["tune", str(search), "--out", str(out), "--book", book]
     # Killed before and after its charge.
     with monkeypatch.context() as m:
-        m.setattr(search_module, "_check_in", killed)
+        m.setattr(search_module, "check_in", killed)
         assert command(arguments) == 130
     assert not read_book(book).entries
     with monkeypatch.context() as m:

@@ -23,6 +23,10 @@ from jaxdp_episodic.accountant.describe.schemes import (
 
 # Most gaps drawn at once: 2**20 gaps, each at most 2**42, sum without int64 overflow.
 _MOST_GAPS = 2**20
+# Units below which NumPy is called once each, at 5 microseconds. If there are more,
+# children are drawn in rounds over all units, whose work is quadratic in the rounds.
+_MOST_CALLS = 1_000
+_MOST_ROUNDS = 64
 
 
 class Children(NamedTuple):
@@ -51,13 +55,35 @@ def without_replacement(
 ) -> Children:
     """Draws ``min(size, count)`` children of each unit, each subset equally likely."""
     number = np.minimum(counts, size)
+    owner = np.repeat(np.arange(len(counts)), number)
+    if len(counts) > _MOST_CALLS and number.max() <= _MOST_ROUNDS:
+        child = _by_rounds(counts, number, generator)
+        order = generator.permutation(len(child))  # of the children of each unit
+        return Children(owner, child[order[np.argsort(owner[order], kind="stable")]])
     parts = [
         generator.choice(count, size, replace=False)
         for count, size in zip(counts.tolist(), number.tolist(), strict=True)
         if size
     ]
-    child = np.concatenate([np.zeros(0, np.int64), *parts])
-    return Children(np.repeat(np.arange(len(counts)), number), child)
+    return Children(owner, np.concatenate([np.zeros(0, np.int64), *parts]))
+
+
+def _by_rounds(
+    counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
+    """Returns the children that Floyd's algorithm draws, one of every unit a round."""
+    # Before round t a unit has t distinct children; after it t + 1, a uniformly random
+    # subset of its children 0 .. ``top[t]``. Bentley and Floyd (1987), Communications
+    # of the ACM 30(9), 754-757.
+    rounds = np.arange(int(number.max()))[:, None]
+    wanted = rounds < number
+    top = np.where(wanted, counts - number + rounds, 0)
+    tried = generator.integers(0, top, endpoint=True)
+    picked = tried.copy()
+    for t in range(1, len(rounds)):
+        is_taken = (picked[:t] == tried[t]).any(axis=0)
+        np.copyto(picked[t], top[t], where=is_taken)
+    return picked.T[wanted.T]
 
 
 def random_places(

@@ -54,11 +54,6 @@ def check_suffix(path: str | Path, option: str = "path") -> Path:
 
 def save(figure: Any, path: Path, *, is_private: bool = False) -> None:
     """Writes a figure atomically; a private one only its owner may read."""
-    figure.dpi = _DPI
-    # Laid out once here; `savefig` would lay out again for each file.
-    if layout := figure.get_layout_engine():
-        layout.execute(figure)
-        figure.set_layout_engine(None)
     kind = path.suffix[1:].lower() or "png"
     metadata = {"metadata": {"Date": None}} if kind == "svg" else {}
     with atomic_file(path, is_private=is_private) as file:

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 64_178,
+    "jaxdp_episodic": 64_173,
     "jaxdp_episodic/accountant/describe": 3_978,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_365,
@@ -338,7 +338,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/requests": 769,
     "jaxdp_episodic/tools/sweep": 1_101,
     "jaxdp_episodic/tools/plan": 2_120,
-    "jaxdp_episodic/tools/plots": 1_219,
+    "jaxdp_episodic/tools/plots": 1_214,
     "jaxdp_episodic/tools/book": 1_134,
     "jaxdp_episodic/tools/train": 1_281,
     "jaxdp_episodic/tools/explore": 475,

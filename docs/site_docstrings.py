@@ -29,6 +29,13 @@ class PlainDocstrings(griffe.Extension):
         if obj.docstring is not None:
             obj.docstring.value = self.markdown(obj.docstring.value)
 
+    def on_class_instance(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Marks checked specs as dataclasses, which their base makes of them."""
+        if "CheckedSpec" in map(str, cls.bases):
+            keywords = [griffe.ExprKeyword("kw_only", "True")]
+            made = griffe.ExprCall(griffe.ExprName("dataclasses.dataclass"), keywords)
+            cls.decorators.append(griffe.Decorator(made, lineno=None, endlineno=None))
+
     def markdown(self, text: str) -> str:
         """One docstring: ``name: > 0`` is no quotation, `` `epsilon` `` is a link."""
         text = re.sub(r"^( *(?:\w+: +)?)>", r"\1\\>", text, flags=re.M)

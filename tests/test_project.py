@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 64_173,
+    "jaxdp_episodic": 64_170,
     "jaxdp_episodic/accountant/describe": 3_978,
     "jaxdp_episodic/accountant/losses": 5_387,
     "jaxdp_episodic/accountant/methods": 6_365,
@@ -332,7 +332,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/config": 1_370,
     "jaxdp_episodic/trainer/gradient": 1_475,
     "jaxdp_episodic/trainer/learners": 2_288,
-    "jaxdp_episodic/trainer/statistics": 1_302,
+    "jaxdp_episodic/trainer/statistics": 1_299,
     "jaxdp_episodic/trainer/run": 6_629,
     "jaxdp_episodic/trainer/audit": 1_844,
     "jaxdp_episodic/tools/requests": 769,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_402,
     "jaxdp_episodic/files": 1_439,
     "experiments": 7_103,
-    "tests": 48_364,
+    "tests": 48_359,
 }
 
 

@@ -55,11 +55,8 @@ class Mixed(NamedTuple):
 
     def released(self) -> dict[str, Any]:
         """Returns the part that predictions need."""
-        return {
-            "coefficients": self.coefficients,
-            "covariance": self.covariance,
-            "variance": self.variance,
-        }
+        names = "coefficients", "covariance", "variance"
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)

@@ -667,20 +667,17 @@ def test_people_without_reactions_are_a_mixture_of_gaussians():
     assert again == pytest.approx(value, rel=1e-9)
 
 
+NO_EVENT = "has no event in dp_accounting"
+
+
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (person(EXAMPLE, examples=12, relation="replace_one"), "no event in dp_acc"),
+        (person(EXAMPLE, examples=12, relation="replace_one"), NO_EVENT),
         # The example drawn in the place of the person's reveals the draw.
-        (
-            person(CLASS, FEW, clip_unit="class", classes=12, examples=1),
-            "has no event in dp_accounting",
-        ),
+        (person(CLASS, FEW, clip_unit="class", classes=12, examples=1), NO_EVENT),
         # Which classes are drawn is visible.
-        (
-            person(CLASS, EXAMPLE, clip_unit="example", classes=3, examples=2),
-            "has no event in dp_accounting",
-        ),
+        (person(CLASS, EXAMPLE, clip_unit="example", classes=3, examples=2), NO_EVENT),
         (
             jde.GaussianStep(TASKS, noise_multiplier=1.0, clip_unit="task"),
             "clip_unit='task'",

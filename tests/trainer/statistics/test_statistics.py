@@ -407,10 +407,8 @@ def table(features, sizes):
 
 def test_the_sums_of_classes_equal_their_definition():
     rng = np.random.default_rng(0)
-    rows, classes = (
-        rng.normal(size=(30, 3)).astype(np.float32),
-        rng.integers(4, size=30),
-    )
+    rows = rng.normal(size=(30, 3)).astype(np.float32)
+    classes = rng.integers(4, size=30)
     center, whitening = rng.normal(size=3), rng.normal(size=(3, 3))
     white = rows / np.linalg.norm(rows.astype(float), axis=1, keepdims=True)
     white = (white - center) @ whitening

@@ -47,8 +47,6 @@ _MOST_MU = 100.0
 # Number of deltas at which a Rényi DP curve is converted, and the largest of them.
 _POINTS = 400
 _LARGEST_DELTA = 0.9
-# 2^-_BITS is the square of the smallest float above 0.
-_BITS = 2148
 # Relative tolerance of the search for the mu of a budget, which is rounded down.
 _TOLERANCE = 1e-9
 
@@ -123,11 +121,11 @@ class GdpBudget:
         return min(self._left([*prices, price])) >= 0
 
     def _left(self, prices: Iterable[GdpPrice]) -> tuple[Fraction, Fraction]:
-        amount, floors = _units(self.mu, 2), _units(self.floors)
-        for price in prices:  # books hold thousands; Fractions would take 10 us each
-            amount -= _units(price.mu, 2)
-            floors -= _units(price.floor)
-        return Fraction(amount, 1 << _BITS), Fraction(floors, 1 << _BITS)
+        amount, floors = Fraction(self.mu) ** 2, Fraction(self.floors)
+        for price in prices:
+            amount -= Fraction(price.mu) ** 2
+            floors -= Fraction(price.floor)
+        return amount, floors
 
 
 def gdp_price(
@@ -214,12 +212,6 @@ def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:
     epsilons = np.maximum.accumulate(np.append(0.0, epsilons))
     deltas = np.append(min(total_variation * (1 + _ROUNDING), 1.0), deltas)
     return price_of_curve(epsilons, np.minimum.accumulate(deltas), floor=lost)
-
-
-def _units(value: float, power: int = 1) -> int:
-    """The power of a float, exactly, in units of 2^-_BITS."""
-    numerator, denominator = value.as_integer_ratio()
-    return numerator**power << (_BITS - power * (denominator.bit_length() - 1))
 
 
 def _check_number(described: Any, name: str, *, below: float = math.inf) -> None:

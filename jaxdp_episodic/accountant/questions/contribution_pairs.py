@@ -162,21 +162,14 @@ class Settings:
                 f"components, more than {MOST_TERMS:,} terms in all; use smaller "
                 "bounds or PeopleBlocks"
             )
-        counts = np.ones((len(found), size))
-        weights = np.full((len(found), size), -np.inf)
-        rests, numbers = np.full((len(found), size), -1.0), np.ones((len(found), 2))
-        for row, mixture in enumerate(found):
-            numbers[row] = mixture[:2]
+        numbers = np.array([mixture[:2] for mixture in found]).reshape(-1, 2)
+        tables = np.ones((3, len(found), size))
+        for row, (_, _, counts, *logs) in enumerate(found):
             # Pad with the last component, so that shifts ascend.
-            counts[row] = mixture.counts[-1]
-            counts[row, : len(mixture.counts)] = mixture.counts
-            weights[row, : len(mixture.counts)] = mixture.log_weights
-            rests[row, : len(mixture.counts)] = mixture.log_rests
+            tables[:, row] = np.reshape([counts[-1], -np.inf, -1.0], (3, 1))
+            tables[:, row, : len(counts)] = np.broadcast_arrays(counts, *logs)
         each = (one[self._inverse] for one in numbers.T)
-        lists = (
-            tuple(one[self._inverse] for one in table.T)
-            for table in (counts, weights, rests)
-        )
+        lists = (tuple(one[self._inverse] for one in table.T) for table in tables)
         return (*each, *lists)
 
 

@@ -310,13 +310,11 @@ def _allocated(
     epochs, left = np.divmod(count, steps)
     short, num_long = np.divmod(steps, times)
     # The first `num_long` blocks of an epoch have one step more.
-    in_long = num_long * (short + 1)
-    is_long = left < in_long
-    whole_long = np.where(is_long, np.floor(left / (short + 1)), num_long)
-    rest = np.where(is_long, left - whole_long * (short + 1), left - in_long)
-    whole_short = np.where(is_long, 0.0, np.floor(rest / short))
-    part = np.where(is_long, rest, rest - whole_short * short)
-    part_of = np.where(is_long, short + 1, short)
+    in_long = np.minimum(left, num_long * (short + 1))
+    whole_long, part_long = np.divmod(in_long, short + 1)
+    whole_short, part_short = np.divmod(left - in_long, short)
+    part_of = np.where(left < num_long * (short + 1), short + 1, short)
+    part = part_long + part_short  # one of them is 0
     uses: Uses = []
     for bins, taken, number in (
         (short, short, epochs * (times - num_long) + whole_short),

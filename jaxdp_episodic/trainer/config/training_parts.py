@@ -12,6 +12,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE
 from jaxdp_episodic.trainer.data.fields import (
     CheckedSpec,
     Count,
@@ -86,7 +87,6 @@ AUTO = "auto"
 FIXED = "fixed"
 QUANTILE = "quantile"
 NORMALIZE = "normalize"
-CLIPPINGS = (FIXED, QUANTILE, NORMALIZE)
 # Default bounds of a clip norm that follows a quantile, in units of the first one.
 _LOWEST = 1e-3
 _HIGHEST = 1e3
@@ -108,7 +108,6 @@ GREY = "grey"
 NUM_CHANNELS = {RGB: 3, BGR: 3, GREY: 1}
 MEAN = "mean"
 MAX = "max"
-POOLS = (MEAN, MAX, NONE)
 # Default settings of a network; None: see `FeaturesConfig`.
 _OF_NETWORKS: dict[str, Any] = {
     **{"path": None, "output": None, "size": None, "channels": RGB},
@@ -121,10 +120,7 @@ checked_decay = functools.partial(within(0.0, 1.0, "[)"), "ema")
 Loss = Annotated[str, one_of(*LOSSES)]
 Norm = Annotated[float, within(_LEAST_NORM, _MOST_NORM)]
 Layers = functools.partial(
-    numbers,
-    most=_MOST_LAYERS,
-    check=functools.partial(_validation.integer_array, minimum=1),
-    what="numbers",
+    numbers, most=_MOST_LAYERS, check=AT_LEAST_ONE, what="numbers"
 )
 
 
@@ -317,7 +313,7 @@ class ClippingConfig(CheckedSpec):
       adaptive clipping. arXiv:1905.03871, Theorem 1.
     """
 
-    kind: Annotated[str, one_of(*CLIPPINGS)] = QUANTILE
+    kind: Annotated[str, one_of(FIXED, QUANTILE, NORMALIZE)] = QUANTILE
     quantile: Annotated[float, within(0.0, 1.0, "()")] = 0.5
     rate: Annotated[float, within(0.0, 10.0, "(]")] = 0.2
     count_noise: Annotated[float, within(0.3, 500.0)] = 10.0
@@ -400,7 +396,7 @@ class FeaturesConfig(CheckedSpec):
     # With "scaled" both are lists, with one number for each feature
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    pool: Annotated[str, one_of(*POOLS)] | None = None  # over positions
+    pool: Annotated[str, one_of(MEAN, MAX, NONE)] | None = None  # over positions
     # parts of each axis that are pooled separately
     grid: Annotated[int, whole(1, _MOST_PARTS)] | None = None
 

@@ -28,13 +28,10 @@ from jaxdp_episodic.trainer.data.fields import (
 )
 
 MEAN = "mean"
-KINDS = (MEAN, PLDA, MIXED)
 CLASS = "class"
 PEOPLE = "people"
-PAIRS = (CLASS, PEOPLE)
 TOTAL = "total"
 MEANS = "means"
-BETWEEN = (TOTAL, MEANS)
 PAIR = "pair"  # level of pairs of examples
 GIVEN = "contribution"  # level of each person's contribution
 # Default share of the budget if gradient steps follow.
@@ -78,13 +75,13 @@ class StartConfig(CheckedSpec):
       target_bound: public bound to which the targets are clipped.
     """
 
-    kind: Annotated[str, one_of(*KINDS)] = PLDA
+    kind: Annotated[str, one_of(MEAN, PLDA, MIXED)] = PLDA
     share: Share | None = None
     mean: Positive = 0.02
     within: Annotated[tuple[float, ...], Stages] = (0.05, 0.1, 0.2, 0.35)
     total: Positive = 0.28
-    between: Annotated[str, one_of(*BETWEEN)] = TOTAL
-    pairs: Annotated[str, one_of(*PAIRS)] = CLASS
+    between: Annotated[str, one_of(TOTAL, MEANS)] = TOTAL
+    pairs: Annotated[str, one_of(CLASS, PEOPLE)] = CLASS
     num_people: Count | None = None
     dimensions: Annotated[int, whole(1, MOST_FEATURES)] | None = None
     pooled: Share = 0.5

@@ -45,6 +45,8 @@ TINY_DELTA, TINY_WITHIN = 1e-15, 0.1
 # Epsilon of epochs under replace_one: certified ends of bounds from both sides are up
 # to 2.6e-4 apart, where values were called exact before.
 REPLACED_EPOCHS_WITHIN = 2e-4
+# The same of people at epsilons above `HUGE`, which were exact.
+HUGE, OF_HUGE_WITHIN = 1e5, 1.1e-3
 # Below 1e-3 epsilon has an absolute error, in nats.
 SMALL_EPSILON = 1e-9
 # Settings of a small spec, the most whose certified ends are asked for, and kinds of
@@ -103,6 +105,8 @@ def compared(kind: str, row: Row, found: Row) -> Iterator[tuple[str, np.ndarray]
         width = np.where(old < TINY_DELTA, TINY_WITHIN, usual)
     elif kind == "allocation_replace_one":
         width = REPLACED_EPOCHS_WITHIN
+    elif "people" in kind:
+        width = np.where(old > HUGE, OF_HUGE_WITHIN, width)
     # Losses of hundreds of nats, exact before, are certified now; so may be the epsilon
     # that a calibrated noise keeps.
     exact = (kind in EXACT) & ~np.asarray(found.get("certified", False))

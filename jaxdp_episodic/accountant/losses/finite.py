@@ -16,13 +16,11 @@ from jaxdp_episodic.accountant.losses.excess import (
     ROUNDING,
     with_rounding,
 )
-from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule, atoms
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     FiniteValues,
     Hints,
     MomentRule,
     Moments,
-    Nodes,
     Tails,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp, namespace
@@ -34,7 +32,7 @@ from jaxdp_episodic.accountant.numerics.power_excess import (
 
 
 @dataclass(frozen=True)
-class FiniteLoss(FiniteValues, Moments, Nodes):
+class FiniteLoss(FiniteValues, Moments):
     """Finitely many losses, and the logarithms of their probabilities under P."""
 
     losses: tuple[Array, ...]  # of either sign, finite
@@ -93,19 +91,6 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`; exact."""
         return log_excess_of_atoms(*self._atoms(t.shape), t, rule)
-
-    def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `Nodes`: the losses, on the real line."""
-        backward, log_cut, *_ = rule
-        xp = namespace(*self.fields, log_cut)
-        loss, mass = self._atoms(backward.shape)
-        mass = mass - xp.where(backward > 0, loss, 0.0)
-        weight = xp.where(loss == 0, 0.0, xp.exp(mass))
-        shape = (log_cut.shape[0], *loss.shape)
-        return atoms(
-            xp.broadcast_to((1 - 2 * backward) * loss, shape),
-            xp.broadcast_to(weight, shape),
-        )
 
     def _atoms(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """Returns losses and log-probabilities, each as one array."""

@@ -283,12 +283,6 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         end_loss = (1 - 2 * backward) * end_loss
         return stored(xp, collected(loss, weight, end_log_weight, end_loss))
 
-    def largest_node(self, log_cut: np.ndarray) -> np.ndarray:
-        """See `Nodes`: the Gaussian's, or 40, as log(1 - p) > -37 if p < 1."""
-        # Nodes may lie two standard deviations beyond the ends of `sampled_ends`.
-        reach = np.sqrt(-2 * np.minimum(log_cut, -18.0)) + 2.0
-        return np.maximum(self.shift * (reach + 0.5 * self.shift), 40.0)
-
     def bulk(self) -> tuple[Array, Array]:
         """See `Nodes`: the loss if the unit is not drawn, unless it mostly is."""
         # With an outer rate there are two losses without the unit.

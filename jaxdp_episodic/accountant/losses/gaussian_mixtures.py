@@ -67,8 +67,6 @@ from jaxdp_episodic.accountant.numerics.special import log1p_bounded
 # inf. There the largest losses begin more than 16 / shift from the kink, within a width
 # of 1 / shift, where panels are 20 / shift long: moments were up to 5e-5 too small.
 _LARGEST_FALLING_T = 4e5
-# Nats by which losses above the real line may be larger than on it.
-_OFF_THE_LINE = 4.0
 
 
 class MixtureLoss(GaussianLoss, Nodes):
@@ -197,12 +195,6 @@ class MixtureLoss(GaussianLoss, Nodes):
         log_weight = end[1] + LOG_SQRT_2PI + above * end[0]
         end_loss = (2 * above - 1) * end[0]
         return stored(xp, two_sided(y, density, element, above, log_weight, end_loss))
-
-    def largest_node(self, log_cut: np.ndarray) -> np.ndarray:
-        """See `Nodes`: the loss beyond the ends of paths, with a margin."""
-        end = self.shift + np.sqrt(-2 * np.minimum(log_cut, -18.0)) + 2.0
-        losses = [half.log_parts(end)[0] for half in self.both_halves(end.shape)]
-        return np.max(losses, axis=0) + _OFF_THE_LINE
 
     def gaussian_shift(self) -> Array:
         """See `Nodes`: one component that moves as a whole."""

@@ -24,19 +24,13 @@ from jaxdp_episodic.accountant.losses.gaussian import (
     scaled,
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import (
-    LossNodes,
-    NodeRule,
     Rate,
-    collected,
-    log_mixture,
     real_log_mixture,
-    weighted,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
     Moments,
-    Nodes,
     NoisyLoss,
     Profile,
     Tails,
@@ -44,7 +38,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
-    map_first,
     namespace,
 )
 from jaxdp_episodic.accountant.numerics.power_excess import (
@@ -65,15 +58,10 @@ _NATS_PER_UNIT = 2.0
 _LAST_EDGE = 210.0
 # Bisections for an edge, which need not be accurate.
 _EDGE_BISECTIONS = 14
-# The first and last node of the middle part are e^-17 from an end of the losses.
-_DEEPEST_LAYER = 17.0
-# Largest imaginary part of the path: the logarithm has a branch point at pi.
-_TOP = 1.2
-_SLOPE = 2.0  # slope of the path at both ends
 
 
 @dataclass(frozen=True)
-class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
+class LaplaceLoss(NoisyLoss, Profile, Moments):
     """``(1-p) Lap(0) + p Lap(shift)`` against ``Lap(0)``."""
 
     rate: Array  # p in [0, 1]
@@ -138,29 +126,6 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
             most, *slopes = excess_of(t * s, s, 0.0, rule.with_derivatives)
             found = with_rounding(found, s * (1 + t), (rate.log + most, *slopes))
         return found
-
-    def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `Nodes`: two atoms and a path between them; nothing is truncated."""
-        backward, log_cut, height, num_nodes, _ = rule
-        xp = namespace(*self.fields, backward, log_cut, height)
-        s, p = self.shift, Rate.of(self.rate)
-        sign, forward = 1 - 2 * backward, 1 - backward
-        ends = sign * real_log_mixture(xp.stack([-s, s]), p)
-        log_mass = xp.stack([xp.zeros_like(s), -s]) - _LOG_2
-        atom = xp.exp(log_mass + forward * ends)
-
-        def between(height: Array) -> LossNodes:
-            point, element = _path(s, height, num_nodes - 2)
-            y = log_mixture(point, p)
-            density = -0.5 * (point[0] + s) - _LOG_4, -0.5 * point[1]
-            found, none = weighted(y, density, element, backward), xp.zeros_like(ends)
-            loss, weight = (
-                (xp.concatenate([real, re]), xp.concatenate([none, im]))
-                for real, (re, im) in zip((ends, atom), found, strict=True)
-            )
-            return collected(loss, weight, none - xp.inf, none)
-
-        return map_first(between, height + xp.zeros_like(log_cut))
 
 
 def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:
@@ -228,24 +193,3 @@ def _edges(alpha: Array, p: Rate, s: Array, num_panels: int) -> tuple[Array, Arr
         return xp.concatenate([0 * edge[:1], edge[:-1], last[None]])
 
     return from_end(1.0), from_end(-1.0)
-
-
-def _path(s: Array, height: Array, num_nodes: int) -> tuple[tuple, tuple]:
-    """Returns complex nodes (J, n) from -s to s, and weighted ``dl``."""
-    xp = namespace(s, height)
-    spacing = 2 * _DEEPEST_LAYER / (num_nodes - 1)
-    u = xp.arange(num_nodes, dtype=s.dtype)[:, None] * spacing - _DEEPEST_LAYER
-    small = xp.exp(-xp.abs(u))
-    near = small / (1 + small)  # of 2 s, to the nearer end
-    depth = 2 * s * near
-    weight = 2 * s * near * (1 - near) * spacing
-    # The outermost nodes replace all those further out: geometric series.
-    edge = xp.arange(num_nodes)[:, None] % (num_nodes - 1) == 0
-    weight = weight * xp.where(edge, 1 / -xp.expm1(-xp.asarray(spacing)), 1.0)
-    real = xp.where(u < 0, depth - s, s - depth)
-    # Height top tanh(slope d / top), smooth in u, with d = depth (2 s - depth) / (2 s).
-    inner = depth * (1 - near)
-    bent = xp.tanh(_SLOPE * inner / _TOP)
-    slope = _SLOPE * (1 - bent * bent) * (1 - 2 * near) * xp.where(u < 0, 1.0, -1.0)
-    imaginary = height * _TOP * bent
-    return (real, imaginary), (weight, weight * height * slope)

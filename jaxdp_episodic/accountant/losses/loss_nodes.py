@@ -245,14 +245,6 @@ def collected(
     return LossNodes(loss, weight, mass, size, right, left, end_log_weight, end_loss)
 
 
-def atoms(loss: Array, weight: Array) -> LossNodes:
-    """Returns the nodes of finitely many losses: (V, J, n) values, probabilities."""
-    xp = namespace(loss, weight)
-    loss, weight = ((real, xp.zeros_like(real)) for real in (loss, weight))
-    nothing = xp.zeros_like(loss[0][:, :2])
-    return collected(loss, weight, nothing - xp.inf, nothing)
-
-
 def weighted(
     loss: Pair, density: Pair, element: Pair, backward: Array | float
 ) -> tuple[Pair, Pair]:

@@ -303,10 +303,6 @@ class Nodes(PrivacyLoss):
         del count
         return self, np.full(log_goal.shape, -np.inf), np.zeros(log_goal.shape, bool)
 
-    def largest_node(self, log_cut: np.ndarray) -> np.ndarray:
-        """Returns a bound of the absolute losses of `nodes` cut at a level; or inf."""
-        return np.full(np.broadcast_shapes(self.shape, log_cut.shape), np.inf)
-
     def bulk(self) -> tuple[Array, Array]:
         """Returns the loss near which most of the forward distribution lies, or 0.
 

@@ -11,13 +11,11 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule, atoms
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     FiniteValues,
     Hints,
     MomentRule,
     Moments,
-    Nodes,
     Tails,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
@@ -25,7 +23,7 @@ from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
 
 @dataclass(frozen=True)
-class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
+class RandomizedResponseLoss(FiniteValues, Moments):
     """A bit that is true with probability ``e^eps / (1 + e^eps)``, given no failure."""
 
     epsilon: Array  # >= 0, the size of both losses; inf means no protection
@@ -92,11 +90,3 @@ class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
         both = xp.exp(-rise - fall)
         first = epsilon * (1 - both) / share
         return excess, first, epsilon * epsilon * (1 + both) / share
-
-    def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `Nodes`: two losses, on the real line."""
-        xp = namespace(*self.fields, rule.log_cut)
-        epsilon = xp.broadcast_to(self.epsilon, rule.log_cut.shape)
-        truth = 1 / (1 + xp.exp(-epsilon))
-        weight = xp.stack([truth, truth * xp.exp(-epsilon)], axis=1)
-        return atoms(xp.stack([epsilon, -epsilon], axis=1), weight)

@@ -192,9 +192,9 @@ def epsilon(
     * "exact": epsilon of the composed dominating pair, by a contour integral whose time
       does not grow with the number of steps (docs/theory.md, "Exact"). The relative
       error is at most 1e-6 (below epsilon 1e-3, the absolute error at most 1e-9). If
-      the error estimate is larger (deltas far below 1e-15 of rarely sampled units), and
-      for random allocation, the smaller of two upper bounds is returned instead: the
-      certified upper end of "pld" and the Rényi bound. `PrivacyInfo` says so.
+      the error estimate is larger, and for random allocation, very little noise and
+      several releases with Laplace noise or finitely many outcomes, it is an *upper
+      bound*, the certified end of "pld" or the Rényi bound; `PrivacyInfo` says so.
     * "pld": the upper end of `epsilon_interval`, a certified *upper bound*.
     * "rdp": an *upper bound* from the Rényi DP of the dominating pair, converted at
       the best real order (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Proposition

@@ -12,12 +12,9 @@ from scipy.stats import binom, norm
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
-from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.methods.certified import lattice, method
 from jaxdp_episodic.accountant.methods.certified.composition import Curve
-from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.lattice_sums import LatticeSum
-from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 from oracles.finite_distributions import worst_stick
 
@@ -147,21 +144,6 @@ def test_near_the_largest_loss_rounding_of_losses_is_charged(release, epsilon, t
     assert -1e-8 <= value / truth - 1 <= 2 * info.error <= 0.01
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_nodes_are_the_losses(sign):
-    """``M(z) - 1`` of either direction, by both distributions' masses."""
-    one, two = outcomes(jde.DiscreteLaplaceRelease(0.5, sampling_probability=0.3))
-    loss = np.log(one / two).astype(float)
-    columns = (tuple(column[:, None]) for column in (loss, np.log(one).astype(float)))
-    rule = NodeRule(np.full(1, float(sign < 0)), -50 * np.ones((1, 1)), None, None)
-    nodes = at(FiniteLoss(np.ones(1), *columns).nodes(rule), 0)
-    z = np.full((1, 1), 0.7), np.full((1, 1), 2.0)
-    re, im = sum_expm1(z, nodes.weight, nodes.loss)
-    mass = one if sign > 0 else two
-    truth = (mass * np.expm1((0.7 + 2j) * sign * np.log(one / two))).sum()
-    assert complex(re[0, 0], im[0, 0]) == pytest.approx(complex(truth), rel=1e-12)
-
-
 def test_several_coordinates_are_dominated_by_one():
     """``H_g`` of two integer coordinates is at most that of one with their l1 shift."""
     for a, first, second in ((0.5, 1, 2), (1.0, 2, 3), (0.3, 1, 4)):
@@ -260,9 +242,9 @@ def test_the_direction_that_costs_more_counts_in_a_mixed_run():
         rest = np.exp(epsilon - loss + norm.logcdf(at - shift / 2))
         truth = float(chance @ (above - rest))
         value, info = jde.delta(run, epsilon=epsilon, return_info=True)
-        assert value == pytest.approx(truth, rel=1e-7) and not info.is_certified_bound
-        assert jde.epsilon(run, delta=truth) == pytest.approx(epsilon, rel=1e-7)
+        assert truth <= value <= truth * (1 + 1e-3) and info.is_certified_bound
         low, high = jde.epsilon_interval(run, delta=truth)
+        assert jde.epsilon(run, delta=truth) == high
         assert low <= epsilon <= high < low * (1 + 1e-4)
         assert jde.epsilon(run, delta=truth, method="rdp") > epsilon
 

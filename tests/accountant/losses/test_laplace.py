@@ -8,10 +8,7 @@ from dp_accounting.pld import privacy_loss_distribution
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
-from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
-from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
-from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.bounds import Laplace
 
 ONE = np.ones(1)
@@ -120,30 +117,6 @@ def test_edges_of_the_tails():
                 assert np.all(values[0][1:] <= values[0][:-1] + 1e-12)
     forward, _ = log_tails(np.array([999.0]), loss_of(1.0, 1e3))
     np.testing.assert_allclose(forward[0], np.log1p(-np.exp(-0.5)), rtol=1e-13)
-
-
-@pytest.mark.parametrize(("rate", "shift"), [(1.0, 1.0), (0.2, 2.0), (1e-3, 5.0)])
-@pytest.mark.parametrize("backward", [0, 1])
-def test_nodes_against_integration(rate, shift, backward):
-    loss, z = loss_of(rate, shift), complex(1.5, 7.0)
-    with np.errstate(all="ignore"):  # as the engine calls it
-        nodes = loss.nodes(NodeRule(backward * ONE, -50 * ONE[None], ONE[None], 144))
-    nodes = at(nodes, 0)
-    point = np.full((1, 1), z.real), np.full((1, 1), z.imag)
-    re, im = sum_expm1(point, nodes.weight, nodes.loss)
-
-    def term(ratio):
-        log_ratio = mpmath.mpmathify(z) * (-1) ** backward * mpmath.log(ratio)
-        power = mpmath.exp(log_ratio) - 1
-        return power if backward else ratio * power
-
-    with mpmath.workdps(30):
-        found = mpmath.mpmathify(
-            integrated(rate, shift, term, np.linspace(0, shift, 9))
-        )
-        exact = complex(float(found.real), float(found.imag))
-    assert abs(complex(re[0, 0], im[0, 0]) - exact) < 1e-9 * abs(exact)
-    np.testing.assert_allclose(nodes.mass, 1.0, rtol=1e-12)
 
 
 def test_rdp_against_the_closed_form():

@@ -417,7 +417,7 @@ def test_noise_is_found_quickly(monkeypatch, rate, num_steps, most_draws, method
 def test_medium_targets_are_met_to_the_usual_tolerance():
     """Where the contour gives epsilon, also at targets above 50."""
     step = sampled(0.5, 1.0)
-    for num_steps, target in ((1000, 60.0), (1000, 1e3), (1000, 1e4), (1, 1e3)):
+    for num_steps, target in ((1000, 60.0), (1000, 1e3), (1, 1e3)):
         run = {"num_steps": num_steps, "delta": 1e-5}
         noise = jde.calibrate_noise_multiplier(step, epsilon=target, **run)
         assert jde.epsilon(noise_at(noise, step), **run) <= target

@@ -320,7 +320,8 @@ def _of_hits(name, rate, shift):
 
 
 # Kind, rate, shift, steps, delta. In some the paths were too high; in the others the
-# contour ended before the phases of large losses agreed again.
+# contour ended before the phases of large losses agreed again. Such answers are
+# certified today.
 HITS = [
     ("swapped", 0.2, 50.0, 9, 2.5e-4),
     ("swapped", 0.37701, 65.69, 487, 0.04486),
@@ -345,8 +346,8 @@ def test_sums_of_far_hits(case):
     truth = little_noise.epsilon_of_hits(delta, steps, *hits)
     found, info = jde.epsilon(step, num_steps=steps, delta=delta, return_info=True)
     assert truth * (1 - 1e-6) <= found <= truth * (1 + 1e-3)
-    if not info.is_certified_bound or (shift < 60 and steps < 10_000):
-        assert found <= truth * (1 + 1e-6)
+    assert info.is_certified_bound
+    assert found <= truth * (1 + 1e-4) or shift > 60 or steps > 10_000
     at = jde.delta(step, num_steps=steps, epsilon=truth)
     assert at >= delta * (1 - 1e-4)
 

@@ -29,7 +29,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     rows_at,
     rows_of,
     stored,
-    where_needed,
     while_loop,
 )
 from jaxdp_episodic.accountant.numerics.roots import log_crossing
@@ -42,18 +41,11 @@ _LEAN_SHARE = 0.7
 _CHECK_LEAN_SHARE = 0.9
 # Largest lean.
 _LARGEST_LEAN = 0.6
-# Leans tried, relative to the largest one, if parts of the losses lie far apart.
-_STEEPER = 0.5 ** np.arange(5.0)
 # Log of the largest contribution of the truncated losses on the contour: M^T may be 1,
 # of which 1e-6 may be left without the bulk.
 _TRUNCATED = -40.0
 # Nats by which the integrand falls along the contour.
 FALL = 42.0
-# Nats by which it falls along a vertical line.
-_VERTICAL_FALL = 26.0
-# Least end of a vertical line in units of the scale. Nodes there are equally spaced,
-# and phases of atoms agree again where y is a few times 1 / loss.
-_VERTICAL_END = 300.0
 # Number of points at which the end is searched for.
 _NUM_PROBES = 16
 # Search for the saddle point: points in a bracket, in the logarithm.
@@ -119,24 +111,14 @@ def lay_contour(
     scale = 1 / xp.maximum(xp.sqrt(curvature), rate)
     taken = bulk._replace(variance=xp.where(gained, bulk.variance, 0.0))
     vertical = Contour(center, scale, xp.zeros_like(scale), scale, scale, taken)
-    realign = mgf.first_realignment(xp, groups)
-    contour = _leaning(xp, epsilon, vertical, size, realign, fall, groups)
-    return contour._replace(end=_end(xp, epsilon, contour, realign, fall, groups))
+    contour = _leaning(xp, epsilon, vertical, groups)
+    return contour._replace(end=_end(xp, epsilon, contour, fall, groups))
 
 
 def _leaning(
-    xp: Any,
-    epsilon: Array,
-    vertical: Contour,
-    size: Array,
-    realign: Array,
-    fall: Array | float,
-    groups: tuple[Steps, ...],
+    xp: Any, epsilon: Array, vertical: Contour, groups: tuple[Steps, ...]
 ) -> Contour:
-    """The contour with its lean, its bend, and its furthest end in units of the scale.
-
-    ``size`` is the logarithm of the integrand where it crosses the real axis.
-    """
+    """The contour with its lean and bend, and its furthest end, in its scale."""
     scale = vertical.scale
     location, width = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
     steepest = [xp.full_like(epsilon, xp.inf)] * 2
@@ -158,27 +140,11 @@ def _leaning(
     # below that, perhaps epsilon at first.
     least = xp.clip(epsilon, 0.05 * distance, distance)
 
-    def reach(lean: Array) -> Array:
-        return xp.clip(45.0 / xp.maximum(lean * least * scale, 1e-200), 12.0, 1e12)
-
-    def steep() -> Array:
-        """The largest lean with which the end is negligible where phases realign."""
-        leans = lean * _STEEPER[:, None]
-        leaning = vertical._replace(lean=xp.where(right, leans, -leans))
-        z, _ = contour_points(xp, leaning, scale * reach(leans))
-        left = mgf.log_realigned(xp, z, groups) - z[0] * epsilon
-        left = xp.maximum(left - size - xp.log(scale) + fall, 0.0)
-        return rows_at(leans, left.argmin(axis=0)[None])[0]
-
-    if groups[0].begins is not None:
-        alone = ~xp.isfinite(realign)
-        lean = where_needed(xp, alone | (lean <= 0), lean, steep)
-    bend = xp.clip(scale * (distance + width) / _PHASE, 1e-9, 1.0)
-    furthest = xp.maximum(_VERTICAL_END, 1.1 * realign / scale)
+    reach = 45.0 / xp.maximum(lean * least * scale, 1e-200)
     return vertical._replace(
         lean=xp.where(right, lean, -lean),
-        bend=xp.where(lean > 0, bend, 1.0),
-        end=xp.where(lean > 0, reach(lean), furthest),
+        bend=xp.clip(scale * (distance + width) / _PHASE, 1e-9, 1.0),
+        end=xp.clip(reach, 12.0, 1e12),
     )
 
 
@@ -186,12 +152,11 @@ def _end(
     xp: Any,
     epsilon: Array,
     contour: Contour,
-    realign: Array,
     fall: Array | float,
     groups: tuple[Steps, ...],
 ) -> Array:
     """The u at which the integrand has fallen; ``contour.end`` is the furthest y."""
-    scale, leans = contour.scale, contour.lean != 0
+    scale = contour.scale
     powers = xp.arange(_NUM_PROBES, dtype=epsilon.dtype)[:, None] / (_NUM_PROBES - 1)
     ends = xp.exp(xp.log(contour.end) * powers)
     y = scale * xp.concatenate([xp.zeros_like(ends[:1]), ends])
@@ -199,23 +164,13 @@ def _end(
     power, _ = mgf.log_powers(xp, z, groups, checked=False)
     difference, size = mgf.without_bulk(xp, z, power, contour.bulk)
     size = size + log_size(difference)
-    if groups[0].begins is not None:  # it may also rise between the probes
-        beside, alone = size, y < realign
-        size = where_needed(
-            xp,
-            alone,
-            size,
-            lambda: xp.logaddexp(beside, mgf.log_realigned(xp, z, groups)),
-        )
     size = size + log_size(speed) - z[0] * epsilon + xp.log(xp.maximum(y, scale))
-    above = size[1:] - size[0] + xp.where(leans, fall, _VERTICAL_FALL)
+    above = size[1:] - size[0] + fall
     last = xp.where(above > 0, xp.arange(_NUM_PROBES)[:, None], 0).max(axis=0)
     sides = xp.array([last, xp.minimum(last + 1, _NUM_PROBES - 1)])
     (before, behind), (low, high) = rows_at(xp.array([above, ends]), sides)
     share = before / (before - behind)
-    # Along a vertical line it may rise again, so the whole interval is kept.
-    falls = leans & (share >= 0) & (share <= 1)
-    share = xp.where(falls, share, 1.0)
+    share = xp.where((share >= 0) & (share <= 1), share, 1.0)
     reach = xp.exp(xp.log(low) + share * xp.log(high / low))
     reach = xp.maximum(reach, 3.0)
     # asinh(b sinh(u)) / b = reach
@@ -335,7 +290,6 @@ def search(
     # Halley's method on log delta in a bracket from 0 to highest, on one contour.
     xp = namespace(log_delta, initial, highest, contour.center, groups[0].count)
     integrand = _prepare(xp, blocks, contour, groups)
-    is_smooth = not any(steps.is_discrete for steps in groups)
 
     def improve(state: _Search) -> _Search:
         x, low, high = state.x, state.low, state.high
@@ -355,10 +309,8 @@ def search(
         tolerance = _TOLERANCE_SHARE * error
         tolerance = tolerance.clip(_SMALLEST_TOLERANCE, _LARGEST_TOLERANCE)
         # After the step the gap is smaller by the correction of Newton's step, or by an
-        # error of third order; but atoms may change the slope abruptly.
-        share = 1.0
-        if is_smooth:
-            share = xp.minimum(xp.abs(correction) + gap * gap, 1.0)
+        # error of third order.
+        share = xp.minimum(xp.abs(correction) + gap * gap, 1.0)
         last = inside & (step > 0) & (share * xp.abs(gap) <= tolerance)
         left = xp.abs(gap) * xp.where(last, share, 1.0)
         found = low_enough | (left <= tolerance) | is_held
@@ -414,11 +366,8 @@ class _Integrand(NamedTuple):
     # the difference; a bound of the rounding error, relative to that term.
     rows: Array
     bulk: Bulk
-    # Sum of the truncated summands over the last one, if they decay as e^-u, or as
-    # 1 / u² on vertical lines.
+    # Sum of the truncated summands over the last one, if they decay as e^-u.
     density: Array
-    end: Array  # real part of the last node
-    log_beyond: Array  # log of a bound of the truncated integral on vertical lines
 
 
 def _prepare(
@@ -451,23 +400,7 @@ def _prepare(
         return xp.array([*z, size + xp.log(length), *sign, 1 / part, error])
 
     found = rows_of(xp, rows, blocks.number, blocks.most)
-    vertical = contour.lean == 0
-    density = xp.maximum(1 / step, 1.0) * xp.where(vertical, 1 + contour.end, 1.0)
-    end = at(found, blocks.number - 1)[:2, -1]
-    log_beyond = xp.full_like(bulk.variance, _LOG_ZERO)
-    if groups[0].begins is not None:
-        # The largest integrand where phases agree again, times the integral of 1 / y².
-        realign = mgf.first_realignment(xp, groups)
-        alone = ~xp.isfinite(realign)
-        again = xp.maximum(end[1], xp.where(alone, end[1], realign))[None]
-        z, _ = contour_points(xp, contour, again)
-        log_beyond = where_needed(
-            xp,
-            alone,
-            log_beyond,
-            lambda: mgf.log_realigned(xp, z, groups)[0] - xp.log(math.pi * again[0]),
-        )
-    return _Integrand(found, bulk, density, end[0], log_beyond)
+    return _Integrand(found, bulk, xp.maximum(1 / step, 1.0))
 
 
 def _integrate(
@@ -504,7 +437,6 @@ def _integrate(
     second = sums[2] + known_density - known_slope
     # The truncated sum is ``density`` times the last summand, with a margin of 10.
     truncation = 10.0 * last * integrand.density
-    truncation += xp.exp(integrand.log_beyond - integrand.end * epsilon - peak)
     rounding = (sums[3] + _ROUNDING * known) / xp.abs(total)
     error = (_aliasing(xp, sums[4:]) + truncation) / xp.abs(total) + rounding
     good = total > 0

@@ -181,24 +181,18 @@ def _of_both_directions(
     it is not.
     """
     value, error = forward
-    unbounded = question.is_epsilon and question.guess is None
     least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
-    asked = least if question.is_epsilon else question.target
-    may_be_larger &= asked < run.largest_losses[True]
-    exchange = [getattr(loss, "nodes_exchange", False) for loss in run.losses]
-    few = least.size <= _FEW and not (unbounded and exchange == [True])
-    for by_nodes in (not few, few):
-        if not by_nodes:
-            near = np.where(may_be_larger, state.order, np.inf)
-            may_be_larger &= _may_exceed(question, run, least, near)
-        elif question.is_epsilon:
-            may_be_larger &= ~state.surely_private(may_be_larger, least)
-    if unbounded and (left := np.flatnonzero(may_be_larger)).size:
-        asked, part = question.take(left), run.take(left)
+    at = least if question.is_epsilon else question.target
+    may_be_larger &= at < run.largest_losses[True]
+    may_be_larger &= ~state.surely_less(may_be_larger, least)
+    if (left := np.flatnonzero(may_be_larger)).size:
+        part = question.take(left), run.take(left)
         with rdp.bounding_few(left.size):
-            state.bound[left], order = rdp.rdp_bound(asked, part, loose=True)
-        state.order[left] = order  # the kernel's may be far from the best one
-        may_be_larger[left] = _may_exceed(asked, part, least[left], order)
+            if question.is_epsilon and question.guess is None:
+                found = rdp.rdp_bound(*part, loose=True)
+                state.bound[left], state.order[left] = found
+            less = _bounded_below(*part, least[left], state.order[left])
+        may_be_larger[left] = ~less
     other, other_error = state.solve(may_be_larger, backward=True, least=least)
     return _larger(value, error, other, other_error, may_be_larger)
 
@@ -288,29 +282,17 @@ def _larger(
     return value, np.where(np.isnan(most), np.inf, most - value)
 
 
-def _may_exceed(
+def _bounded_below(
     question: Question, run: Run, least: np.ndarray, order: np.ndarray
 ) -> np.ndarray:
-    """Where the Rényi bound of the backward direction is above a known answer."""
+    """Where a Rényi bound of the backward answer is below a known answer."""
     epsilon, goal = question.target, least
     if question.is_epsilon:
         epsilon, goal = np.maximum(least, 0.0), question.target
-    settled = np.zeros(least.shape, bool)
-    # One order after another, (1, n), or all of them at once, (5, n).
-    factors = ORDER_FACTORS
-    if not all(loss.compiles for loss in run.losses):
-        factors = factors[:1]  # a contour of few nodes is as fast
-    for factor in factors[:, None] if settled.size > _FEW else factors[None]:
-        index = np.flatnonzero(~settled & np.isfinite(order))
-        if index.size == 0:
-            break
-        # 1 + c is representable, and above 1.
-        c = 1 + np.maximum(factor * (order[index] - 1), np.finfo(np.float64).eps) - 1
-        with rdp.bounding_few(index.size):
-            curve = rdp.rdp_curve(1 + c, run.take(index), "backward")
-        # Log of the maximum over x of e^{-c x} (1 - e^{-x}); -inf settles.
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            payoff = -np.log1p(c) - c * np.log1p(1 / c)
-            below = c * (curve - epsilon[index]) + payoff < goal[index]
-        settled[index] = np.any(below, axis=0)
-    return ~settled
+    order = np.where(np.isfinite(order), order, 2.0)  # any order gives a bound
+    # 1 + c is representable, and above 1.
+    eps = np.finfo(np.float64).eps
+    c = 1 + np.maximum(ORDER_FACTORS * (order - 1), eps) - 1
+    with np.errstate(all="ignore"):
+        moments = c * rdp.rdp_curve(1 + c, run, "backward")
+        return np.any(rdp.log_delta_at(epsilon, c, moments) < goal, axis=0)

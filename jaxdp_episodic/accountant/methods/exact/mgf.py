@@ -5,7 +5,6 @@ Pure kernels; settings are the last axis.
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any, NamedTuple
 
@@ -49,7 +48,7 @@ _CHECK_CUT = -8.0
 _VALLEY = 2.0
 # Largest loss up to which no two parts lie so far apart that their phases can agree
 # again: a Gaussian of shift s has the mean s²/2 and the width s.
-NEAR_LOSS = 80.0
+_NEAR_LOSS = 80.0
 # Distance of two parts, in their widths, from which they lie far apart.
 _WIDTHS = 3.0
 # Largest error of a rule's total probability with which it is used.
@@ -79,13 +78,10 @@ class Steps(NamedTuple):
     # if there are no such steps.
     gaussian_shift: Array | None
     bulk_width: Array  # largest distance of losses without the unit from ``bulk_loss``
-    # Whether a part of the losses begins at a node, (J, K n): an atom, or a region with
-    # little probability around it. None if no two parts lie far apart.
-    begins: Array | None
-    # Largest distance of the means of two parts, (K n,), 0 if they are near; or None.
-    parts_apart: Array | None
-    is_discrete: bool  # whether losses may have atoms other than at 0
     log_atom: Array  # (n,) ``T log A``, A the probability of the atom at loss 0
+    # (n,) whether parts of the losses lie so far apart that |M| need not fall along the
+    # contour, as their phases agree again.
+    lie_apart: Array
 
 
 def steps_of(
@@ -96,7 +92,6 @@ def steps_of(
     num_nodes: int,
     num_terms: int,
     has_gaussians: bool = True,
-    is_near: bool = False,
 ) -> Steps:
     """The nodes of one group's losses, (K, n), by the main and the checking rule."""
     xp, shape = namespace(group.count, backward, log_cut), group.count.shape
@@ -111,14 +106,11 @@ def steps_of(
     rules = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
     nodes, check = at(rules, 0), at(rules, 1)
     shift = group.loss.gaussian_shift()
-    begins = parts_apart = None
-    if not is_near:
-        begins, atoms = _begins(xp, nodes.weight), False
-        if group.loss.may_have_atoms:
-            atoms = ((nodes.right <= 0) | (nodes.left <= 0)) & (shift.reshape(-1) <= 0)
-            begins = begins | atoms
-        least = xp.exp(xp.minimum(cut, _LEAST_CUT))
-        parts_apart = _apart(xp, nodes, begins, least, atoms, loss.outer_rate)
+    least = xp.exp(xp.minimum(cut, _LEAST_CUT))
+    apart = _lie_apart(xp, nodes, least, loss.outer_rate)
+    # A path that does not rise above the real line has no place for a contour.
+    flat = ((nodes.right <= 0) | (nodes.left <= 0)) & (shift.reshape(-1) <= 0)
+    apart = (apart | flat).reshape(shape) & (group.count > 0)
     mass = nodes.mass
     # A rule whose total is no probability, or differs from the check, becomes NaN.
     right = xp.abs(mass - 0.5) <= 0.5 + _MASS_ERROR
@@ -137,10 +129,8 @@ def steps_of(
         (1 - 2 * backward) * bulk_loss,
         shift if has_gaussians and not (xp is np and not np.any(shift)) else None,
         bulk_width,
-        begins,
-        parts_apart,
-        group.loss.may_have_atoms,
         xp.where(group.count > 0, group.count * log_left, 0.0).sum(axis=0),
+        apart.any(axis=0),
     )
 
 
@@ -307,68 +297,6 @@ def _log_gaussian(z: Pair, steps: Steps) -> Pair:
     return square * re, square * im
 
 
-def first_realignment(xp: Any, groups: tuple[Steps, ...]) -> Array:
-    """Im z below which no two parts' phases agree again, (n,); inf for one part."""
-    # Below it |M| falls along a vertical line: its derivative is a sum of -(L - L')
-    # sin(y (L - L')) with arguments below pi.
-    height = xp.full_like(groups[0].count[0], xp.inf)
-    for steps in groups:
-        if steps.parts_apart is None:
-            continue
-        gap = steps.parts_apart.reshape(steps.count.shape)
-        some = (gap > 0) & (steps.count > 0)
-        least = xp.where(some, math.pi / xp.where(some, gap, 1.0), xp.inf)
-        height = xp.minimum(height, xp.min(least, axis=0))
-    return height
-
-
-def log_realigned(xp: Any, z: Pair, groups: tuple[Steps, ...]) -> Array:
-    """Bound of the log of the part of ``|M^T|`` that may be left further up than z."""
-    # log(3 (S^T - s^T)), S the sum of the moduli of all parts and s the largest: both
-    # fall along a vertical line, and |M| is far below S until phases agree again.
-    log_largest, log_ratio = xp.zeros_like(z[0]), xp.zeros_like(z[0])
-    for steps in groups:
-        total, largest = _moduli(
-            xp, (_for_each(xp, z[0], steps), _for_each(xp, z[1], steps)), steps
-        )
-        log_largest = log_largest + _composed(xp, xp.log(largest), steps)
-        log_ratio = log_ratio + _composed(xp, xp.log(total / largest), steps)
-    grown = log_ratio + xp.log(xp.maximum(-xp.expm1(-log_ratio), 1e-300))
-    return math.log(3.0) + log_largest + grown
-
-
-def _moduli(xp: Any, z: Pair, steps: Steps) -> tuple[Array, Array]:
-    """Sum of the moduli of M's parts at (K, m) points, and the largest modulus."""
-    nodes, all_begins = steps.nodes, steps.begins
-    assert all_begins is not None
-    outer = steps.outer_rate.reshape(-1)
-
-    def flushed(state: tuple[Array, ...]) -> tuple[Array, Array]:
-        re, im, total, largest = state
-        size = outer * xp.hypot(re, im)
-        return total + size, xp.maximum(largest, size)
-
-    def add(j: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        begins, before = at(all_begins, j), flushed(state)
-        value = polar(*times(z, at(nodes.loss, j)))
-        re, im = times(at(nodes.weight, j), value)
-        pairs = zip(before, state[2:], strict=True)
-        total, largest = (xp.where(begins, a, b) for a, b in pairs)
-        kept = xp.where(begins, 0.0, 1.0)
-        return kept * state[0] + re, kept * state[1] + im, total, largest
-
-    zero = xp.zeros_like(z[0])
-    rest = zero + xp.maximum(1 - outer * nodes.mass, 1e-15)
-    state = fori_loop(xp, 0, len(all_begins), add, (zero, zero, rest, rest))
-    total, largest = flushed(state)
-    if steps.gaussian_shift is not None:
-        known = steps.gaussian_shift.reshape(-1) > 0
-        one, rest = outer * xp.exp(_log_gaussian(z, steps)[0]), 1 - outer
-        total = xp.where(known, one + rest, total)
-        largest = xp.where(known, xp.maximum(one, rest), largest)
-    return total, largest
-
-
 def _begins(xp: Any, weight: Pair) -> Array:
     """Whether a part of a distribution begins at a node, (J, m): density valleys."""
     size = xp.log(xp.maximum(xp.hypot(*weight), 1e-300))
@@ -377,15 +305,9 @@ def _begins(xp: Any, weight: Pair) -> Array:
     return low & ~xp.concatenate([0 > size[:1] * 0, low[:-1]])
 
 
-def _apart(
-    xp: Any,
-    nodes: LossNodes,
-    begins: Array,
-    least: Array,
-    is_discrete: Array | bool,
-    outer_rate: Array,
-) -> Array:
-    """Largest distance of the mean losses of two parts that lie far apart, (m,)."""
+def _lie_apart(xp: Any, nodes: LossNodes, least: Array, outer_rate: Array) -> Array:
+    """Whether the mean losses of two parts lie far apart, in their widths, (m,)."""
+    begins, size = _begins(xp, nodes.weight), xp.hypot(*nodes.weight)
     zero = xp.zeros_like(nodes.mass)
 
     def flushed(state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -403,22 +325,20 @@ def _apart(
     def add(j: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         new, before, loss = at(begins, j), flushed(state), at(nodes.loss[0], j)
         ends = (xp.where(new, a, b) for a, b in zip(before, state[3:], strict=True))
-        size = xp.hypot(*at(nodes.weight, j))
-        terms = zip((size, size * loss, size * loss * loss), state[:3], strict=True)
+        part = at(size, j)
+        terms = zip((part, part * loss, part * loss * loss), state[:3], strict=True)
         return *(a + xp.where(new, 0.0, b) for a, b in terms), *ends
 
     # Steps that do not see the unit have loss 0: an atom, whatever the others have.
     atom = 1 - outer_rate * nodes.mass > 1e-12
-    seen = xp.where(xp.hypot(*nodes.weight) > least, xp.abs(nodes.loss[0]), 0.0)
-    far = (xp.max(seen, axis=0) > NEAR_LOSS) | is_discrete
-    needed = (atom | xp.any(begins, axis=0)) & far
+    seen = xp.where(size > least, xp.abs(nodes.loss[0]), 0.0)
+    needed = (atom | xp.any(begins, axis=0)) & (xp.max(seen, axis=0) > _NEAR_LOSS)
 
-    def apart() -> Array:
+    def gap_in_widths() -> Array:
         start = zero, zero, zero, zero + xp.inf, zero - xp.inf, zero
-        ends = flushed(fori_loop(xp, 0, len(begins), add, start))
-        low, high, square = ends
+        low, high, square = flushed(fori_loop(xp, 0, len(begins), add, start))
         low = xp.where(atom, xp.minimum(low, 0.0), low)
         gap = xp.where(atom, xp.maximum(high, 0.0), high) - low
-        return xp.where(gap > _WIDTHS * xp.sqrt(square), xp.maximum(gap, 0.0), 0.0)
+        return gap / xp.sqrt(square)
 
-    return where_needed(xp, ~needed, zero, apart)
+    return where_needed(xp, ~needed, zero, gap_in_widths) > _WIDTHS

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -58,9 +58,6 @@ _BLOCK = 32
 _MOST_BLOCKS = 32
 # Passes with more nodes of a loss distribution run on NumPy; few settings need them.
 _MOST_LOSS_NODES = 144
-# Number of settings with far losses that NumPy computes: their program takes 10 s to
-# compile, and each of them 5 ms on NumPy.
-_FEW_FAR = 64
 # JAX compiles for numbers of mixture terms that are powers of this.
 _TERMS_BASE = 4
 # Nats of log(delta) between the epsilon of the contour and the answer above which the
@@ -116,26 +113,25 @@ class ContourSolver:
     log_added: np.ndarray  # logarithm of the delta of the terms left out of the run
     # Where a Rényi bound says that delta is less backward, at the forward epsilon.
     backward_is_less: np.ndarray
-    # Where parts of a distribution may lie so far apart that their phases matter. Once
-    # true it stays true, so that all passes use one program.
-    is_far: np.ndarray
+    # Where parts of a distribution lie too far apart for a contour.
+    lie_apart: np.ndarray
 
-    def surely_private(self, asked: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """Where backward delta at that epsilon plus its error is below the target.
-
-        Compared by few nodes, where ``asked`` and epsilon is above 0.
-        """
-        private = np.zeros(epsilon.shape, bool)
-        index = np.flatnonzero(asked & (epsilon > 0))
+    def surely_less(self, asked: np.ndarray, least: np.ndarray) -> np.ndarray:
+        """Where the backward answer is below ``least``, by few nodes; where asked."""
+        epsilon, goal = self.question.target, least
+        if self.question.is_epsilon:
+            epsilon, goal = least, self.question.target
+            asked = asked & (epsilon > 0)
+        less = np.zeros(epsilon.shape, bool)
+        index = np.flatnonzero(asked)
         if index.size:
             there = epsilon[index]
             log_delta, error, *_ = self._pass(
                 DeltaAt(there), index, there, COMPARISON, backward=True
             )
             # An error estimate of a nat or more is not reliable.
-            known = (error < 1) & (log_delta + error < self.question.target[index])
-            private[index] = known
-        return private
+            less[index] = (error < 1) & (log_delta + error < goal[index])
+        return less
 
     def solve(
         self, wanted: np.ndarray, *, backward: bool, least: np.ndarray | None = None
@@ -167,7 +163,7 @@ class ContourSolver:
                 _HOPEFUL_SHARE * expected, PASSES[-1].contour_nodes
             )
             hopeful = far | (least_nodes <= effort.contour_nodes)
-            index = np.flatnonzero(wanted & ~settled & hopeful)
+            index = np.flatnonzero(wanted & ~settled & hopeful & ~self.lie_apart)
             if index.size == 0:
                 continue
             question = self.question.take(index)
@@ -258,25 +254,20 @@ class ContourSolver:
         bound = self.bound[index], self.order[index]
         arrays = (target, initial, *bound, cut, back, groups)
         terms = np.ones(index.shape)
-        for loss, count in groups:
+        for loss, _ in groups:
             terms = np.maximum(terms, loss.num_terms.max(axis=0))
-            with np.errstate(all="ignore"):
-                size = loss.largest_node(cut - np.log(loss.outer_rate))
-            far = (count > 0) & ~(size <= mgf.NEAR_LOSS)
-            self.is_far[index] |= far.any(axis=0)
         # Sorted, as the sums of a chunk are as long as its longest one.
         rows = np.argsort(terms, kind="stable")
         lengths = _TERMS_BASE ** np.ceil(np.log(terms[rows]) / math.log(_TERMS_BASE))
         result = np.empty((len(Found._fields), terms.size))
-        for length, is_far in itertools.product(np.unique(lengths), (False, True)):
-            some = rows[(lengths == length) & (self.is_far[index[rows]] == is_far)]
-            if some.size:
-                kind = question.is_epsilon, length, is_far, some.size
-                engine, program = _program(groups, effort, *kind)
-                with using_choice(engine), np.errstate(all="ignore"):
-                    chunk = taken(arrays, some)
-                    result[:, some] = in_chunks(program, chunk, _CHUNKS)
-        value, error, *rest = result
+        for length in np.unique(lengths):
+            some = rows[lengths == length]
+            kind = question.is_epsilon, length, some.size
+            engine, program = _program(groups, effort, *kind)
+            with using_choice(engine), np.errstate(all="ignore"):
+                result[:, some] = in_chunks(program, taken(arrays, some), _CHUNKS)
+        value, error, *rest, apart = result
+        self.lie_apart[index] |= apart > 0
         with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
             if not question.is_epsilon:
                 value = np.logaddexp(value, added)
@@ -292,15 +283,14 @@ def _program(
     effort: Pass,
     is_epsilon: bool,
     length: float,
-    is_far: bool,
     size: int,
 ) -> tuple[str, Callable[..., tuple[np.ndarray, ...]]]:
     """The engine for so many settings, and `one_pass` as it computes them."""
     losses = [group.loss for group in groups]
     gaussians = tuple(bool(np.any(loss.gaussian_shift() > 0)) for loss in losses)
     kinds = tuple((type(loss).__name__, len(count)) for loss, count in groups)
-    kernel = KERNEL._replace(what=(kinds, gaussians, length, is_far))
-    few = effort.loss_nodes > _MOST_LOSS_NODES or (is_far and size <= _FEW_FAR)
+    kernel = KERNEL._replace(what=(kinds, gaussians, length))
+    few = effort.loss_nodes > _MOST_LOSS_NODES
     engine = "numpy" if few else choose_engine(size, kernel, losses)
     on_engine: Any = one_pass
     number, nodes, block, most = 1, effort.loss_nodes, effort.contour_nodes, 1
@@ -309,7 +299,7 @@ def _program(
         number = max(round(effort.contour_nodes / _BLOCK), 1)
         nodes, block, most = _LOSS_NODES, _BLOCK, _MOST_BLOCKS
     terms = tuple(int(length) if np.any(loss.num_terms > 1) else 1 for loss in losses)
-    shape = Shape(nodes, terms, gaussians, not is_far, block, most)
+    shape = Shape(nodes, terms, gaussians, block, most)
     held = float(not is_epsilon)
     return engine, functools.partial(on_engine, number, effort.fall, held, shape=shape)
 
@@ -320,7 +310,6 @@ class Shape(NamedTuple):
     loss_nodes: int
     terms: tuple[int, ...]  # most mixture terms of each group, on JAX; 1 for others
     has_gaussians: tuple[bool, ...]  # whether steps of a group may be Gaussian
-    is_near: bool  # whether no losses have parts that may lie far apart
     block: int  # number of contour nodes in a block
     most: int  # largest number of blocks
 
@@ -335,6 +324,7 @@ class Found(NamedTuple):
     bound: Array  # the Rényi bound of epsilon
     order: Array  # the order of that bound
     backward_is_less: Array  # 1 where delta is known to be less backward, else 0
+    lie_apart: Array  # 1 where there is no answer; see `mgf.Steps`
 
 
 def one_pass(
@@ -367,7 +357,6 @@ def one_pass(
             num_nodes=shape.loss_nodes,
             num_terms=terms,
             has_gaussians=has_gaussians,
-            is_near=shape.is_near,
         )
         every.append(one)
     steps = tuple(every)
@@ -392,7 +381,10 @@ def one_pass(
 
     if len(groups) == len(groups[0].count) == 1 and groups[0].loss.nodes_exchange:
         less = where_needed(xp, known, less, exchanged_is_less)
-    return Found(*found[:3], initial, bound, order, less)
+    apart = functools.reduce(operator.or_, (one.lie_apart for one in steps))
+    error = xp.where(apart, xp.inf, found.log_error)
+    rest = found.slope, initial, bound, order, less, xp.where(apart, 1.0, 0.0)
+    return Found(found.value, error, *rest)
 
 
 # --- A first epsilon, before there is a contour ---

@@ -157,7 +157,9 @@ def finished(
     for split, score in without_noise.items():
         value = f"{score['name']} {digits(score['mean'])}, not private"
         private_facts = {**private_facts, f"{split} without noise": value}
-    picture, stages = None, [] if selection is None else selection.tables()
+    picture, stages = None, []
+    if selection is not None:
+        stages = [*selection.table(), *selection.reliability_table()]
     if importlib.util.find_spec("matplotlib") is None:
         said = f"no picture: {installing('plot')} installs matplotlib"
         console.print(said, highlight=False, markup=False)

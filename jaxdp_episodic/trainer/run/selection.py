@@ -93,8 +93,8 @@ class Selection(NamedTuple):
         stage = self.stage._replace(name=name)
         return self._replace(stage=stage, behind=dict.fromkeys(names, (0.0, 0.0)))
 
-    def tables(self) -> list[str]:
-        """Returns scores and reliability of the stages as lines of Markdown."""
+    def table(self) -> list[str]:
+        """Returns the scores of the stages as lines of Markdown."""
         splits = list(next(iter(self.scores.values()), {}))
         if not splits:
             return []
@@ -107,15 +107,19 @@ class Selection(NamedTuple):
             shown = f"**{name}**" if name == self.stage.name else name
             cells = [shown, *(digits(one.mean) for one in scores.values()), apart]
             lines.append(f"| {' | '.join(cells)} |")
-        if self.calibration is not None:
-            errors = (f"{r.error:.3f} on {n}" for n, r in self.reliability.items())
-            lines += [
-                "",
-                f"Probabilities are calibrated for {self.calibration}. Expected "
-                f"calibration error: {', '.join(errors)} (0: a share p of the "
-                "predictions with probability p is right).",
-            ]
         return lines
+
+    def reliability_table(self) -> list[str]:
+        """Returns the reliability of the probabilities as lines of Markdown."""
+        if self.calibration is None:
+            return []
+        errors = (f"{r.error:.3f} on {n}" for n, r in self.reliability.items())
+        return [
+            "",
+            f"Probabilities are calibrated for {self.calibration}. Expected "
+            f"calibration error: {', '.join(errors)} (0: a share p of the predictions "
+            "with probability p is right).",
+        ]
 
     def record(self) -> dict[str, Any]:
         """Returns its part of a log record: the name is public, the scores are not."""

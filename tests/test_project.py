@@ -393,7 +393,7 @@ def test_the_mechanism_to_copy_is_short_and_whole():
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)`", chapter, re.MULTILINE))
     # `FiniteValues` derives from `Profile`.
     assert [*rows] == ["Profile", "Moments", "Nodes", "FiniteValues", "Bounds"]
-    assert bases == ["FiniteValues", "Moments", "Nodes"]
+    assert bases == ["FiniteValues", "Moments"]
     assert written >= {rows[name] for name in ("Profile", *bases)}
 
 

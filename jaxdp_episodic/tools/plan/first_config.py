@@ -389,10 +389,10 @@ def _prices(
     lines.insert(0, "The recommended design at other epsilons:")
     if request.privacy_unit != tree.level_names[1]:
         return lines
-    is_slots = request.neighboring_relation == ZERO_OUT
-    relation = ADD_REMOVE if is_slots else ZERO_OUT
-    filled = tree.children_counts[1][tree.children_counts[1] > 0]
-    number = int(filled.min() if is_slots else filled.max())
+    sizes = tree.children_counts[1]
+    relation, number = ZERO_OUT, int(sizes.max())
+    if request.neighboring_relation == ZERO_OUT:
+        relation, number = ADD_REMOVE, int(sizes[sizes > 0].min())
     episode = dataclasses.replace(request.episode, population=number)
     other = dataclasses.replace(request, neighboring_relation=relation, episode=episode)
     kind = question.POISSON, design.examples, design.clip_unit

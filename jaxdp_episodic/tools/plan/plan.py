@@ -486,15 +486,15 @@ def effective_steps(
 
 
 def training_config(
-    plan: Plan, description: question.PlanDescription, candidate: int | None = None
+    plan: Plan, description: question.PlanDescription
 ) -> dict[str, Any] | None:
-    """Returns the training config of a candidate, by default of the recommended one.
+    """Returns the training config of the recommended candidate.
 
     None if the plan's file has no data or no table ``train``, and for episodes in
     blocks of people: a plan does not say what an episode draws within its block.
     """
     train, request = description.train, description.request
-    index = plan.recommended if candidate is None else candidate
+    index = plan.recommended
     design = plan.designs[int(plan.design[index])]
     if train is None or description.data is None or design.scheme == question.BLOCKS:
         return None

@@ -178,7 +178,7 @@ def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_
     # Any other candidate can be written as well.
     description = read_plan(path)
     for place in (0, plan.design.size - 1):
-        table = training_config(plan, description, place)
+        table = training_config(plan._replace(recommended=place), description)
         text = to_toml(table)
         TrainingConfig.from_dict({"type": "TrainingConfig", **tomllib.loads(text)})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import itertools
 import math
 import operator
 import warnings
@@ -460,31 +459,20 @@ def _laid(
     numbers: Sequence[float], lengths: Sequence[Sequence[int]], scale: float
 ) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
     """Prices and blocks at one scale, and the loss of the smallest share."""
-    choices = []
+    chosen = []
     for number, own in zip(numbers, lengths, strict=True):
         options = []
         for length in own:
             exact = scale * length / number
             price = max(round(exact), 1)
-            too_cheap = max(_LEAST_PRICE - price, 0) / _LEAST_PRICE
+            ratio, too_cheap = price / exact, max(_LEAST_PRICE - price, 0)
             # On average, half a block of the budget remains unused.
-            rest = 0.5 * length / number
-            options.append((price / exact, rest + 0.05 * too_cheap, price, length))
-        # Keep the few whose ratios to the exact price are nearest to 1.
-        options.sort(key=lambda o: abs(math.log(o[0])) + o[1])
-        choices.append(options[:4])
-    if len(numbers) > 5:
-        choices = [
-            options[:2] if i < 8 else options[:1] for i, options in enumerate(choices)
-        ]
-    best = (math.inf, (), ())
-    for chosen in itertools.product(*choices):
-        ratios = [ratio for ratio, *_ in chosen]
-        loss = 1 - min(ratios) / max(ratios) + max(rest for _, rest, *_ in chosen)
-        loss += _COST_OF_A_UNIT * scale
-        if loss < best[0]:
-            best = loss, tuple(o[2] for o in chosen), tuple(o[3] for o in chosen)
-    return best
+            rest = 0.5 * length / number + 0.05 * too_cheap / _LEAST_PRICE
+            options.append((abs(math.log(ratio)) + rest, ratio, rest, price, length))
+        chosen.append(min(options))
+    _, ratios, rests, prices, blocks = zip(*chosen, strict=True)
+    loss = 1 - min(ratios) / max(ratios) + max(rests) + _COST_OF_A_UNIT * scale
+    return loss, prices, blocks
 
 
 def largest_budget(menu: Menu, epsilon: float, delta: float) -> int:

@@ -6,7 +6,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -169,10 +169,10 @@ def answer_and_slopes(
     import jax
 
     xp, kind, size = jax.numpy, question.kind, math.prod(shape)
-    numbers = _Numbers.of(question, shape, leaves)
-    value, order = _bound(kind, *numbers.arguments)
-    value = xp.where(numbers.idle, -np.inf if kind == DELTA else 0.0, value)
-    value = xp.where(numbers.usual, value, np.nan)[:size].reshape(shape)
+    arguments, usual, idle = _numbers(question, shape, leaves)
+    value, order = _bound(kind, *arguments)
+    value = xp.where(idle, -np.inf if kind == DELTA else 0.0, value)
+    value = xp.where(usual, value, np.nan)[:size].reshape(shape)
     delta = _delta_of(value) if kind == DELTA else value
     by = [i for (i,) in words[1:]]
     if not by:
@@ -180,7 +180,7 @@ def answer_and_slopes(
 
     def at_order(*leaves: Array) -> Array:
         """The bound, or the logarithm of delta, at the order that is best."""
-        target, groups, block = _Numbers.of(question, shape, leaves).arguments
+        (target, groups, block), _, _ = _numbers(question, shape, leaves)
         if kind == "rdp":
             return _bound(kind, target, groups, block)[0][:size].reshape(shape)
         rule = MomentRule(rdp.LARGER, rdp.LATTICE)
@@ -237,59 +237,54 @@ def _delta_of(log_delta: Array) -> Array:
     return xp.where(xp.isneginf(log_delta), 0.0, near)
 
 
-class _Numbers(NamedTuple):
-    """The numbers of a batch: flat arrays of all settings, padded to whole blocks."""
+def _numbers(
+    question: Any, shape: tuple[int, ...], leaves: Sequence[Array]
+) -> tuple[tuple[Array, tuple[Group, ...], int], Array, Array]:
+    """The numbers of all settings, flat and padded to blocks: target, groups, block.
 
-    arguments: tuple[Array, tuple[Group, ...], int]  # target, groups and block
-    usual: Array  # whether the numbers are in the range of the compiled program
-    idle: Array  # whether there are no steps
+    Also whether they are in the range of the program, and whether there are no steps.
+    """
+    import jax
 
-    @classmethod
-    def of(
-        cls, question: Any, shape: tuple[int, ...], leaves: Sequence[Array]
-    ) -> _Numbers:
-        """The numbers of a question with the missing ones filled in."""
-        import jax
+    xp, size = jax.numpy, math.prod(shape)
+    block = min(size, _CPU_BLOCK if on_cpu() else _ACCELERATOR_BLOCK)
 
-        xp, size = jax.numpy, math.prod(shape)
-        block = min(size, _CPU_BLOCK if on_cpu() else _ACCELERATOR_BLOCK)
+    def flat(number: Any) -> Array:
+        number = xp.broadcast_to(xp.asarray(number, np.float64), shape)
+        return xp.pad(number.reshape(-1), (0, -size % block), "edge")
 
-        def flat(number: Any) -> Array:
-            number = xp.broadcast_to(xp.asarray(number, np.float64), shape)
-            return xp.pad(number.reshape(-1), (0, -size % block), "edge")
+    def within(number: Array, ends: tuple[float, float]) -> Array:
+        return (number >= ends[0]) & (number <= ends[1])
 
-        def within(number: Array, ends: tuple[float, float]) -> Array:
-            return (number >= ends[0]) & (number <= ends[1])
+    given = dict(zip(question.places, leaves, strict=True))
+    step = mapped(question.step, lambda where, value: given.get(where, value))
+    others = {**question.known, **given}
+    parts, counts = parts_of(step)
+    times = others.get(NUM_STEPS)
+    counts = [*map(flat, counts), flat(1.0 if times is None else times)]
+    losses = [poisson_pair(part).map(flat) for part in parts]
+    coins = [coin for part in parts for coin in poisson_levels(part)]
+    rates = [flat(coin.sampling_probability) for coin in coins]
+    name, some_target, is_inside = _TARGETS[question.kind]
+    target = flat(others[name])
+    checks = [
+        *(within(n, (0, _MOST_STEPS)) & (n == xp.floor(n)) for n in counts),
+        *(within(rate, _RATES) for rate in rates),
+        *(within(loss.outer_rate, _RATES) for loss in losses),
+        *(within(loss.shift, _SHIFTS) for loss in losses),
+    ]
+    usual = functools.reduce(operator.and_, checks, is_inside(target))
+    *counts, times = counts
+    counts = xp.stack([xp.where(usual, count * times, 1.0) for count in counts])
+    idle = xp.sum(counts, axis=0) == 0
 
-        given = dict(zip(question.places, leaves, strict=True))
-        step = mapped(question.step, lambda where, value: given.get(where, value))
-        others = {**question.known, **given}
-        parts, counts = parts_of(step)
-        times = others.get(NUM_STEPS)
-        counts = [*map(flat, counts), flat(1.0 if times is None else times)]
-        losses = [poisson_pair(part).map(flat) for part in parts]
-        coins = [coin for part in parts for coin in poisson_levels(part)]
-        rates = [flat(coin.sampling_probability) for coin in coins]
-        name, some_target, is_inside = _TARGETS[question.kind]
-        target = flat(others[name])
-        checks = [
-            *(within(n, (0, _MOST_STEPS)) & (n == xp.floor(n)) for n in counts),
-            *(within(rate, _RATES) for rate in rates),
-            *(within(loss.outer_rate, _RATES) for loss in losses),
-            *(within(loss.shift, _SHIFTS) for loss in losses),
-        ]
-        usual = functools.reduce(operator.and_, checks, is_inside(target))
-        *counts, times = counts
-        counts = xp.stack([xp.where(usual, count * times, 1.0) for count in counts])
-        idle = xp.sum(counts, axis=0) == 0
+    def stacked(columns: Sequence[Array]) -> Array:
+        return xp.stack([xp.where(usual, one, _SOME_FIELD) for one in columns])
 
-        def stacked(columns: Sequence[Array]) -> Array:
-            return xp.stack([xp.where(usual, one, _SOME_FIELD) for one in columns])
-
-        fields = zip(*(loss.fields for loss in losses), strict=True)
-        loss = SampledGaussianLoss(*map(stacked, fields))
-        register_dataclasses(loss)
-        groups = (Group(loss, xp.where(idle, 1.0, counts)),)
-        target = xp.where(usual, target, some_target)
-        target = xp.log(target) if question.kind == EPSILON else target
-        return cls((target, groups, block), usual, idle)
+    fields = zip(*(loss.fields for loss in losses), strict=True)
+    loss = SampledGaussianLoss(*map(stacked, fields))
+    register_dataclasses(loss)
+    groups = (Group(loss, xp.where(idle, 1.0, counts)),)
+    target = xp.where(usual, target, some_target)
+    target = xp.log(target) if question.kind == EPSILON else target
+    return (target, groups, block), usual, idle

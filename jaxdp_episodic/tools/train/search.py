@@ -200,18 +200,18 @@ def _finish(
 
 def _statement(search: Search, budget: SearchBudget) -> str:
     """The statement on the whole search, to precede that of its best run."""
+    # What is printed is a bound as well: a target as given, or a cost rounded up.
     if search.epsilon is not None:
-        charge = f"epsilon <= {search.epsilon:g}"
+        charge = f"epsilon <= {search.epsilon:.15g}"
     elif budget.is_public:
-        # Rounded up: what is printed is a bound as well.
-        charge = f"epsilon <= {math.ceil(budget.epsilon * 1e4) / 1e4:g}"
+        charge = f"epsilon <= {upward(budget.epsilon, 5)}"
     else:
         charge = "an epsilon that is not stated, as it depends on private sizes, "
     trials = search.trials
     runs = f"{type(trials).__name__} with {float(trials.mean):g} expected runs"
     return (
         "# Privacy of the search that chose this run\n\n"
-        f"**{charge} at delta = {search.delta:g}**, for this run and its "
+        f"**{charge} at delta = {search.delta:.15g}**, for this run and its "
         "hyperparameters as the best of a secret, random number of runs "
         f"({runs}; Papernot and Steinke 2022, arXiv:2110.03620). The score is from "
         f"public held-out data ({search.split}). Do not publish the number of "

@@ -133,19 +133,19 @@ def words_of_book(paid: book.Paid) -> tuple[dict[str, str], str]:
     if entry.what == TUNE:
         own = "is one run of a search, which as a whole is"
         own_epsilon, whole = "run, or of its search,", " for a whole search"
+    epsilon, delta = f"{terms.epsilon:.15g}", f"{terms.delta:.15g}"  # not rounded
     facts = {
         "book": f"{terms.name}, entry {entry.number}: {paid.price}{whole}",
-        "guarantee of the book": f"epsilon {terms.epsilon:g}, delta {terms.delta:g}, "
-        "all of its runs together, each chosen by what was released",
+        "guarantee of the book": f"epsilon {epsilon}, delta {delta}, all of its runs "
+        "together, each chosen by what was released",
     }
     return facts, (
         "\n## One budget for the data set\n\n"
         f"This run {own} entry {entry.number} of the book `{terms.name}`, and paid "
         f"{paid.price} before it sampled anything. The guarantee of the book: "
         "**all runs of this book together, however each was chosen in view of what "
-        f"others had released, are ({terms.epsilon:g}, {terms.delta:g})-"
-        f"differentially private for {terms.protected.words}**. It holds if several "
-        "of these runs are released. "
+        f"others had released, are ({epsilon}, {delta})-differentially private for "
+        f"{terms.protected.words}**. It holds if several of these runs are released. "
         f"The epsilon above is of this {own_epsilon} alone. The sum or composition of "
         "such epsilons is no guarantee if one run was chosen in view of another. Runs "
         "that are chosen by losses, norms or other numbers that are not released have "

@@ -435,7 +435,7 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
         number, epsilon = now.most(now.training[0]), upward(now.epsilon, 5)
         limit = ", whatever is chosen and whenever the run ends"
     else:
-        first, epsilon = len(budget.before), f"{budget.epsilon:g}"
+        first, epsilon = len(budget.before), f"{budget.epsilon:.15g}"
         number = budget.num_steps - first
         if first:
             lines.append(f"{first} private statistics")
@@ -454,7 +454,7 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
     if budget.is_private:
         lines.append(
             f"protected: {protected_unit(step)} ({step.neighboring_relation}), "
-            f"epsilon <= {epsilon} at delta {budget.delta:g}{limit}"
+            f"epsilon <= {epsilon} at delta {budget.delta:.15g}{limit}"
         )
         if budget.planned is not None:
             lines.append(

@@ -51,7 +51,7 @@ def book(tmp_path, config):
     """A book of the config's data whose total allows one and a half such runs."""
     where = str(tmp_path / "b.book")
     protected = protected_by(read_config(config), tmp_path)
-    create_book(where, protected, epsilon=11.0, delta=1e-5)
+    create_book(where, protected, epsilon=11.000012, delta=1e-5)
     return where
 
 
@@ -98,11 +98,11 @@ def test_a_run_is_charged_and_reported_once(tmp_path, config, book, capsys):
         train(config, tmp_path / "copy", book, resume=True)
     said = (out / "release" / "privacy.md").read_text()
     assert "no choice among its stages: the choice was turned off" in said
-    name = read_book(book).terms.name
-    assert f"entry 1 of the book `{name}`" in said
-    assert "are (11, 1e-05)-differentially private for one example (add_remove)" in said
+    assert f"entry 1 of the book `{read_book(book).terms.name}`" in said
+    guarantee = "(11.000012, 1e-05)-differentially private for one example (add_remove)"
+    assert f"are {guarantee}" in said
     facts = json.loads((out / "release" / "run.json").read_text())
-    assert facts["guarantee of the book"].startswith("epsilon 11, delta 1e-05")
+    assert facts["guarantee of the book"].startswith("epsilon 11.000012, delta 1e-05")
     assert "entry 1" in (out / "report.md").read_text()
 
 

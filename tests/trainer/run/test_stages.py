@@ -270,7 +270,7 @@ def test_without_signal_plain_features_are_released(tmp_path):
     """Classes of noise: training on them harms."""
     rng = np.random.default_rng(0)
     noise = classes().with_features(np.float32(rng.normal(size=(180, 2))))
-    run = plain_trainer(data=noise, num_steps=4, optimizer=adam(0.5))
+    run = plain_trainer(data=noise, num_steps=4, optimizer=adam(5.0))
     records = run.train(tmp_path, evaluations=scored())
     chosen = run.selection
     assert run.released.name == chosen.stage.name == "features"

@@ -39,6 +39,7 @@ class BlockExamples:
     # (P * C + 1,) int64, first index in ``order`` of each (person, class) pair.
     starts: np.ndarray
     order: np.ndarray  # (R,) the examples, sorted by person and class
+    classes: np.ndarray  # (R,) the class of each entry of ``order``
 
     @classmethod
     def of(
@@ -96,6 +97,7 @@ class BlockExamples:
             leaves_null,
             np.append(0, np.cumsum(counts)),
             order,
+            class_of[order],
         )
 
     @property
@@ -107,29 +109,75 @@ class BlockExamples:
         self, people: np.ndarray, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Does what `fill_slots` does, for (J, people per block) indices of people."""
-        drawn = np.full((len(people), *self.widths), tree_draw.NULL)
-        for episode, block in zip(drawn, people, strict=True):
-            pairs = block[block >= 0] * self.num_classes  # each person's first pair
-            possible = np.arange(self.num_classes)
-            if self.slots is None:
-                ends = self.starts[pairs[:, None] + possible + 1]
-                counts = ends - self.starts[pairs[:, None] + possible]
-                possible = np.flatnonzero(counts.sum(axis=0) >= self.size)
-            labels = generator.permutation(possible)[: self.ways]
-            for slots, label in zip(episode, labels, strict=False):
-                # The people of a block fill its slots one after another.
-                parts = (
-                    self.order[self.starts[key] : self.starts[key + 1]]
-                    for key in pairs + label
-                )
-                filled = np.concatenate([self.order[:0], *parts])
-                number = len(filled) if self.slots is None else self.slots
-                place = generator.choice(number, self.size, replace=False)
-                place = place[place < len(filled)]
-                slots[: len(place)] = filled[place]
+        shape = len(people), *self.widths
+        draw = self._among_filled if self.slots is None else self._among_slots
+        drawn = draw(people, generator).reshape(shape)
+        # Drawn examples first; they are in random order already.
+        order = np.argsort(drawn < 0, axis=-1, kind="stable")
+        drawn = np.take_along_axis(drawn, order, axis=-1)
         mask = drawn >= 0
         is_null = np.logical_and(~mask.all(axis=(1, 2)), self.leaves_null)
         return np.maximum(drawn, 0), mask, is_null
+
+    def _among_slots(
+        self, people: np.ndarray, generator: np.random.Generator
+    ) -> np.ndarray:
+        """Returns (J * ways, size) examples, -1 where a slot is not filled."""
+        number = len(people)
+        counts = np.full(number, self.num_classes)
+        classes = tree_draw.without_replacement(counts, self.ways, generator).child
+        people = np.repeat(people, self.ways, axis=0)  # (J * ways, b)
+        first, count = self._ranges(people, classes[:, None])
+        assert self.slots is not None
+        public = np.full(len(people), self.slots)
+        slot = tree_draw.without_replacement(public, self.size, generator).child
+        slot = slot.reshape(len(people), self.size)
+        ends = np.cumsum(count, axis=1)
+        # The people of a block fill its slots one after another.
+        owner = np.sum(slot[:, :, None] >= ends[:, None, :], axis=2)
+        filled = slot < ends[:, -1:]
+        owner = np.where(filled, owner, 0)
+        begins = np.take_along_axis(first - ends + count, owner, axis=1)
+        place = np.where(filled, begins + slot, 0)
+        return np.where(filled, self.order[place], tree_draw.NULL)
+
+    def _among_filled(
+        self, people: np.ndarray, generator: np.random.Generator
+    ) -> np.ndarray:
+        """Returns (J * ways, size) examples of classes with enough; -1: no class."""
+        number, classes = len(people), np.arange(self.num_classes)
+        first, _ = self._ranges(people, classes[:1])
+        last, rest = self._ranges(people, classes[-1:])
+        lengths = np.where(people < 0, 0, last + rest - first)
+        row = np.repeat(np.arange(number), lengths.sum(axis=1))
+        offset = np.arange(len(row)) - np.repeat(
+            np.cumsum(lengths) - lengths.ravel(), lengths.ravel()
+        )
+        place = np.repeat(first.ravel(), lengths.ravel()) + offset
+        key = row * self.num_classes + self.classes[place]
+        shuffled = np.lexsort((generator.random(len(key)), key))
+        place, key = place[shuffled], key[shuffled]
+        groups, begins, counts = np.unique(key, return_index=True, return_counts=True)
+        enough = counts >= self.size
+        groups, begins = groups[enough], begins[enough]
+        of_row = groups // self.num_classes
+        chosen = np.lexsort((generator.random(len(groups)), of_row))
+        rank = tree_draw.rank_within(of_row[chosen], number)
+        kept, rank = chosen[rank < self.ways], rank[rank < self.ways]
+        drawn = np.full((number * self.ways, self.size), tree_draw.NULL)
+        drawn[of_row[kept] * self.ways + rank] = self.order[
+            place[begins[kept][:, None] + np.arange(self.size)]
+        ]
+        return drawn
+
+    def _ranges(
+        self, people: np.ndarray, classes: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns first index in ``order``, and number, of each person's examples."""
+        key = np.where(people < 0, 0, people) * self.num_classes + classes
+        first = self.starts[key]
+        count = np.where(people < 0, 0, self.starts[key + 1] - first)
+        return first, count
 
 
 def _levels(design: PeopleBlocks) -> tuple[WithoutReplacement, WithoutReplacement]:

@@ -1,7 +1,7 @@
 """Draws episodes exactly as the accounted sampling describes, from the same object.
 
-Draws run on the host in NumPy, because they decide shapes. One takes about five
-milliseconds for each thousand units below which it samples, and less for many more.
+Draws run on the host in NumPy, because they decide shapes; one takes well under a
+millisecond.
 """
 
 from __future__ import annotations

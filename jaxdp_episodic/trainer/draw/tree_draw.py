@@ -23,10 +23,11 @@ from jaxdp_episodic.accountant.describe.schemes import (
 
 # Most gaps drawn at once: 2**20 gaps, each at most 2**42, sum without int64 overflow.
 _MOST_GAPS = 2**20
-# Units below which NumPy is called once each, at 5 microseconds. If there are more,
-# children are drawn in rounds over all units, whose work is quadratic in the rounds.
-_MOST_CALLS = 1_000
-_MOST_ROUNDS = 64
+
+# Measured costs in microseconds, used to choose the fastest algorithm.
+_COST_OF_CHOICE = 6.0  # a call of NumPy's `choice`
+_COST_OF_ROUND = 6.0  # a round of Floyd's algorithm
+_COST_OF_ELEMENT = 0.04
 
 
 class Children(NamedTuple):
@@ -43,11 +44,10 @@ def poisson(
 ) -> Children:
     """Draws each child with probability ``rate``, in time linear in those drawn."""
     ends = np.cumsum(counts)
-    drawn = generator.permutation(_successes(int(counts.sum()), rate, generator))
+    drawn = _successes(int(counts.sum()), rate, generator)
     owner = np.searchsorted(ends, drawn, side="right")
-    order = np.argsort(owner, kind="stable")  # within a unit the order stays random
-    owner, drawn = owner[order], drawn[order]
-    return Children(owner, drawn - (ends - counts)[owner])
+    child = drawn - (ends - counts)[owner]
+    return Children(owner, child[_shuffle_within(owner, len(counts), generator)])
 
 
 def without_replacement(
@@ -55,44 +55,32 @@ def without_replacement(
 ) -> Children:
     """Draws ``min(size, count)`` children of each unit, each subset equally likely."""
     number = np.minimum(counts, size)
-    owner = np.repeat(np.arange(len(counts)), number)
-    if len(counts) > _MOST_CALLS and number.max() <= _MOST_ROUNDS:
-        child = _by_rounds(counts, number, generator)
-        order = generator.permutation(len(child))  # of the children of each unit
-        return Children(owner, child[order[np.argsort(owner[order], kind="stable")]])
-    parts = [
-        generator.choice(count, size, replace=False)
-        for count, size in zip(counts.tolist(), number.tolist(), strict=True)
-        if size
-    ]
-    return Children(owner, np.concatenate([np.zeros(0, np.int64), *parts]))
+    most, total = int(number.max(initial=0)), float(number.sum())
+    elements = (1 + most / 40) * most * len(counts)
+    costs = {
+        _unit_by_unit: _COST_OF_CHOICE * len(counts) + _COST_OF_ELEMENT * total,
+        _round_by_round: _COST_OF_ROUND * most + _COST_OF_ELEMENT * elements,
+        _all_then_cut: _COST_OF_ELEMENT * float(counts.sum()),
+    }
+    if len(counts) == 1 or most == 0:
+        return _unit_by_unit(counts, number, generator)
+    return min(costs, key=costs.__getitem__)(counts, number, generator)
 
 
-def _by_rounds(
-    counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
-) -> np.ndarray:
-    """Returns the children that Floyd's algorithm draws, one of every unit a round."""
-    # Before round t a unit has t distinct children; after it t + 1, a uniformly random
-    # subset of its children 0 .. ``top[t]``. Bentley and Floyd (1987), Communications
-    # of the ACM 30(9), 754-757.
-    rounds = np.arange(int(number.max()))[:, None]
-    wanted = rounds < number
-    top = np.where(wanted, counts - number + rounds, 0)
-    tried = generator.integers(0, top, endpoint=True)
-    picked = tried.copy()
-    for t in range(1, len(rounds)):
-        is_taken = (picked[:t] == tried[t]).any(axis=0)
-        np.copyto(picked[t], top[t], where=is_taken)
-    return picked.T[wanted.T]
+def rank_within(owner: np.ndarray, number_of_owners: int) -> np.ndarray:
+    """Returns (m,) for each entry the number of earlier entries with the same owner."""
+    number = np.bincount(owner, minlength=number_of_owners)
+    return np.arange(len(owner)) - (np.cumsum(number) - number)[owner]
 
 
 def random_places(
     slots: np.ndarray, filled: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
     """Returns distinct random slots of the parent for each existing unit."""
-    pairs = zip(slots.tolist(), filled.tolist(), strict=True)
-    parts = [generator.permutation(most)[:number] for most, number in pairs]
-    return np.concatenate([np.zeros(0, np.int64), *parts])
+    owner = np.repeat(np.arange(len(slots)), slots)
+    rank = rank_within(owner, len(slots))
+    order = _shuffle_within(owner, len(slots), generator)
+    return rank[order][rank < filled[owner]]
 
 
 def _successes(total: int, rate: float, generator: np.random.Generator) -> np.ndarray:
@@ -113,6 +101,67 @@ def _successes(total: int, rate: float, generator: np.random.Generator) -> np.nd
         last = int(found[-1][-1])
     successes = np.concatenate(found)
     return successes[: np.searchsorted(successes, total)]
+
+
+def _shuffle_within(
+    owner: np.ndarray, number_of_owners: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Returns a uniformly random permutation within each owner's block of entries."""
+    if number_of_owners == 1:
+        return generator.permutation(len(owner))
+    bits = 63 - number_of_owners.bit_length()
+    while True:
+        noise = generator.integers(0, 1 << bits, len(owner))
+        keys = (owner << bits) | noise
+        order = np.argsort(keys)
+        ranked = keys[order]
+        # Ties would keep their order. Without ties the order is uniform.
+        if not np.any(ranked[1:] == ranked[:-1]):
+            return order
+
+
+def _unit_by_unit(
+    counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
+) -> Children:
+    """Calls NumPy once per unit: fastest for few units with many children."""
+    parts = [
+        generator.choice(count, size, replace=False)
+        for count, size in zip(counts.tolist(), number.tolist(), strict=True)
+        if size
+    ]
+    child = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    return Children(np.repeat(np.arange(len(counts)), number), child)
+
+
+def _round_by_round(
+    counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
+) -> Children:
+    """Floyd's algorithm, one child of every unit per round: fastest for few of many."""
+    # Before round t a unit has t distinct children; after it t + 1, a uniformly random
+    # subset of its children 0 .. ``top[t]``. Bentley and Floyd (1987), Communications
+    # of the ACM 30(9), 754-757.
+    rounds = np.arange(int(number.max()))[:, None]
+    wanted = rounds < number
+    top = np.where(wanted, counts - number + rounds, 0)
+    tried = generator.integers(0, top, endpoint=True)
+    picked = tried.copy()
+    for t in range(1, len(rounds)):
+        is_taken = (picked[:t] == tried[t]).any(axis=0)
+        np.copyto(picked[t], top[t], where=is_taken)
+    owner = np.repeat(np.arange(len(counts)), number)
+    child = picked.T[wanted.T]
+    return Children(owner, child[_shuffle_within(owner, len(counts), generator)])
+
+
+def _all_then_cut(
+    counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
+) -> Children:
+    """Shuffles all children and keeps the first: fastest for a large share of few."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    rank = rank_within(owner, len(counts))
+    child = rank[_shuffle_within(owner, len(counts), generator)]
+    kept = rank < number[owner]
+    return Children(owner[kept], child[kept])
 
 
 NULL = -1  # index of a drawn slot that holds no unit
@@ -239,8 +288,7 @@ def fill_slots(
     holds_null[row[units < 0]] = True
     for level in levels:
         units, owner = level.draw(units, generator)
-        number = np.bincount(owner, minlength=len(slot))
-        rank = np.arange(len(owner)) - (np.cumsum(number) - number)[owner]
+        rank = rank_within(owner, len(slot))
         slot, row = slot[owner] * level.width + rank, row[owner]
         holds_null[row[units < 0]] = True
     examples, mask = np.zeros(shape, np.int64), np.zeros(shape, bool)

@@ -340,12 +340,12 @@ def test_public_sizes_of_grouped_classes():
 
 
 FALSE_ALARMS = 1e-6
-# Sizes at which each of the two algorithms is chosen, and their edges.
+# Sizes at which each of the three algorithms is chosen.
 WAYS = {
     "one unit of many children": [1_000],
     "few units of many children": [100_000, 3, 0, 200_000],
-    "many units, few of many": [30] * 997 + [80, 2, 0, 1],
-    "no more units than are called": [4, 0, 1, 3, 5] * 200,
+    "many units, few of many": [30] * 400 + [2, 0, 1],
+    "many units, most of few": [4, 0, 1, 3, 5] * 60,
     "nobody": [0, 0, 0],
     "no unit": [],
 }
@@ -365,7 +365,7 @@ def children_of_units(drawn, counts):
 @pytest.mark.parametrize("counts", WAYS.values(), ids=WAYS)
 def test_children_of_units_differ_and_are_as_many_as_asked(counts):
     counts, generator = np.array(counts, np.int64), np.random.default_rng(0)
-    for size in (1, 3, 64, 65):
+    for size in (1, 3, 40):
         drawn = tree_draw.without_replacement(counts, size, generator)
         for count, number in children_of_units(drawn, counts):
             assert number == min(size, count)
@@ -378,7 +378,7 @@ def test_children_of_units_differ_and_are_as_many_as_asked(counts):
 @pytest.mark.parametrize(
     "counts",
     [[4] * 1_000, [4] * 1_000 + [400], [4] + [100_000]],
-    ids=["unit by unit", "by rounds", "few units"],
+    ids=["most of few", "few of many", "unit by unit"],
 )
 def test_sequences_of_children_are_uniform(counts):
     """All 24 ordered triples of four children; false alarms: 1e-6."""

@@ -129,11 +129,9 @@ def _mean_groups(scheme: Scheme, pool: int, ways: int) -> float:
         return float(min(int(np.asarray(scheme.size)), pool) // ways)
     assert isinstance(scheme, Poisson)  # epoch schemes draw episodes
     # It is the sum of the chances of at least ``ways``, 2 ``ways``, ... classes.
-    rate, number = (
-        np.asarray(scheme.sampling_probability),
-        np.arange(ways, pool + 1, ways),
-    )
-    return float(np.sum(bdtrc(number - 1, pool, float(rate))))
+    rate = float(np.asarray(scheme.sampling_probability))
+    number = np.arange(ways, pool + 1, ways)
+    return float(np.sum(bdtrc(number - 1, pool, rate)))
 
 
 def allocated(

@@ -77,6 +77,7 @@ def random_places(
     slots: np.ndarray, filled: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
     """Returns distinct random slots of the parent for each existing unit."""
+    # A resumed run deals its groups again from their key: no version may change this.
     owner = np.repeat(np.arange(len(slots)), slots)
     rank = rank_within(owner, len(slots))
     order = _shuffle_within(owner, len(slots), generator)

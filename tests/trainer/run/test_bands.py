@@ -163,11 +163,10 @@ def test_a_units_group_does_not_depend_on_other_units(step, both):
 
 def test_people_are_in_one_group():
     """Also if fewer people have data than the list has places."""
-    owners = np.repeat(np.arange(11), 18)
     data = ExampleTable.from_records(
         np.random.default_rng(0).normal(size=(198, 2)),
         units={"class": np.tile(np.repeat(np.arange(6), 3), 11)},
-        owners=owners,
+        owners=np.repeat(np.arange(11), 18),
     )
     design = jde.PeopleBlocks(
         num_people=13,
@@ -292,8 +291,7 @@ def test_after_a_crash_the_memory_is_empty_and_groups_take_turns(
         after = [1] * len(after)  # nothing was lost
     assert watch.held == before + after
     assert watch.complaints(tmp_path) == ([], set())
-    content = read_ledger(tmp_path)
-    assert content.charged == run.num_steps_taken == STEPS
+    assert read_ledger(tmp_path).charged == run.num_steps_taken == STEPS
 
 
 def test_the_optimizer_is_told_the_noise_of_the_decoded_sum():
@@ -355,6 +353,8 @@ def test_a_run_without_its_groups_is_not_resumed(tmp_path):
 
 def test_a_run_with_changed_groups_is_not_resumed(tmp_path, monkeypatch):
     """Another version of NumPy may draw other groups, and somebody would be in two."""
+    given = np.array([4, 3, 5]), np.array([4, 1, 3]), np.random.default_rng(5)
+    assert random_places(*given).tolist() == [3, 2, 0, 1, 0, 0, 1, 4]
     train_until(1, a_run(), tmp_path)
     dealt = "jaxdp_episodic.trainer.draw.groups.random_places"
     monkeypatch.setattr(dealt, lambda *given: random_places(*given)[::-1])

@@ -49,7 +49,7 @@ def report_in_words(report: PrivacyReport) -> str:
         protected=report.protected,
         released=f"what the {sum(report.num_steps):,} steps of this run release",
         changed=changed_unit(report.privacy_unit, report.neighboring_relation),
-        cost=f"{_epsilon(report.epsilon)} at delta {report.delta:g}",
+        cost=f"{_epsilon(report.epsilon)} at delta {report.delta:.15g}",
         attacks=rows[report.privacy_unit][1:],
     )
     if len(rows) > 1:
@@ -75,7 +75,7 @@ def adaptive_in_words(budget: AdaptiveBudget, facts: Sequence[str] = ()) -> str:
         protected=protected_unit(step),
         released="whatever this run releases",
         changed=changed_unit(str(step.privacy_unit), step.neighboring_relation),
-        cost=f"{_epsilon(budget.epsilon)} at delta {budget.delta:g}",
+        cost=f"{_epsilon(budget.epsilon)} at delta {budget.delta:.15g}",
         # With several runs each unit is in the data of one run.
         attacks=map(_percent, np.max([_attacks(run) for run in budget.runs], axis=0)),
     )
@@ -233,14 +233,14 @@ def owed_by_plan(epsilon: float, delta: float, *, together: bool = False) -> str
         "this cost holds if the end did not depend on what it released (a plan, a "
         "crash, a bill). A run that was stopped because of a release, such as a score, "
         f"costs its whole plan: epsilon {upward(epsilon, 5)} at delta "
-        f"{delta:g}" + " together" * together
+        f"{delta:.15g}" + " together" * together
     )
 
 
 def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
     """Returns (name, text) pairs about the budget, the guarantee first."""
     guaranteed = (
-        f"epsilon {upward(budget.epsilon)} at delta {budget.delta:g}, however the "
+        f"epsilon {upward(budget.epsilon)} at delta {budget.delta:.15g}, however the "
         "steps are chosen and whenever the run ends; it does not change"
     )
     found, so_far = [(GUARANTEE, guaranteed)], []

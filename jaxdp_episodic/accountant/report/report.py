@@ -178,7 +178,7 @@ class PrivacyReport:
     def __str__(self) -> str:
         rows = [
             ("protected", f"{self.protected} ({self.neighboring_relation})"),
-            ("epsilon", f"{_upward(self.epsilon)} at delta {self.delta:g}"),
+            ("epsilon", f"{_upward(self.epsilon)} at delta {self.delta:.15g}"),
             ("method", f"{self.method} (upper bound)"),
         ]
         steps = zip(

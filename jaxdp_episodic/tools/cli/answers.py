@@ -247,7 +247,7 @@ def _label(request: requests.Request) -> str:
 
 
 def _shown(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.15g}"
 
 
 def _rounded(request: requests.Request, value: float) -> str:
@@ -341,7 +341,7 @@ def _caveats_on_ledgers(
             step, num_steps = content.run_charged()
             own = epsilon(step, num_steps=num_steps, delta=content.delta, method=method)
         if float(own) < content.target_epsilon * (1 - _CALIBRATION_SLACK):
-            target = f"{content.target_epsilon:g} at delta {content.delta:g}"
+            target = f"{content.target_epsilon:.15g} at delta {content.delta:.15g}"
             early.append(
                 f"{name}: {content.charged:,} steps are charged, epsilon "
                 f"{upward(float(own), 5)}; planned was {target}"

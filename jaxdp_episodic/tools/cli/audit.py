@@ -57,7 +57,7 @@ def do_audit(o: Options) -> list[str]:
     for row in rows:  # claims are rounded up, audited bounds down
         rdp = "" if row.claimed_rdp is None else f" ({upward(row.claimed_rdp)} RDP)"
         audited, claimed = downward(row.audited), upward(row.claimed_exact)
-        head = f"{row.attacker}, delta {row.delta:g}: audited {audited}, claimed "
+        head = f"{row.attacker}, delta {row.delta:.15g}: audited {audited}, claimed "
         shown = f"{audited} was shown"
         if row.is_violated:
             claim = upward(row.claimed)

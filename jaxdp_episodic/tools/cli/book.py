@@ -150,8 +150,8 @@ def _run_of_request(path: Path) -> ComposedSteps | AdaptiveRun:
     return compose((step, request.num_steps))
 
 
-def _guarantee(terms: contents.BookTerms) -> str:
-    return f"epsilon {terms.epsilon:g} at delta {terms.delta:g} for all runs together"
+def _guarantee(of: contents.BookTerms) -> str:
+    return f"epsilon {of.epsilon:.15g} at delta {of.delta:.15g} for all runs together"
 
 
 def _terms(terms: contents.BookTerms) -> dict[str, str]:
@@ -197,7 +197,7 @@ def _text(content: contents.BookContent, cost: float | None) -> list[str]:
     last = {"left": "closed" if content.is_closed else terms.prices.left(content.paid)}
     if cost is not None:
         last["if planned"] = (
-            f"epsilon {upward(cost, 5)} at delta {terms.delta:g} is what these runs "
+            f"epsilon {upward(cost, 5)} at delta {terms.delta:.15g} is what these runs "
             "would cost if all had been fixed in advance; no guarantee where one "
             "was chosen in view of another"
         )

@@ -63,7 +63,7 @@ def planned(what: PlanDescription, base: Path, out: Path, console: Any) -> list[
         if left != target.epsilon:
             lines += [f"steps are planned with the epsilon that is left, {left:.4g}"]
     try:
-        title = f"epsilon {target.epsilon:g} at delta {target.delta:g}"
+        title = f"epsilon {target.epsilon:.15g} at delta {target.delta:.15g}"
         draw_plan(plan, out / PICTURE, title=title, draws=draws)
         written.append(str(out / PICTURE))
     except ImportError as error:

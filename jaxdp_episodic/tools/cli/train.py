@@ -76,7 +76,7 @@ def do_tune(o: command.Options) -> list[str]:
         rows = {"each run": f"epsilon {each}"}
         return command.facts(rows | {"the search": f"epsilon {whole} (upper bound)"})
     run = searches.run_search(search, o.out, resume=o.resume, base=base, book=book)
-    delta = f"delta {search.delta:g}"
+    delta = f"delta {search.delta:.15g}"
     rows = {"epsilon": f"{upward(run.epsilon, 5)} (upper bound, {delta})"}
     if run.chosen is None:
         rows["release"] = "none: no run was drawn"

@@ -330,7 +330,7 @@ def _heading(
         "    jaxdp-episodic train THIS.toml --out runs/first",
         "",
         f"One {unit}{copies} is protected ({relation}), at epsilon "
-        f"{request.epsilon:g} and delta {request.delta:g}.",
+        f"{request.epsilon:.15g} and delta {request.delta:.15g}.",
         "Comments mark the numbers that are private. So this file is private.",
     ]
     said = [_UNCHOSEN] if unit == PERSON else []

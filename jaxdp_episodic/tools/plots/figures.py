@@ -157,7 +157,7 @@ def plot_audit(rows: Sequence[Any], path: str | Path, *, title: str = "") -> Non
     if not np.isnan(rdp).all():
         style = {"color": VERMILION, "ms": 6, "mew": 1.6}
         axes.plot(rdp, heights, "x", label="claimed, RDP", **style)
-    labels = [f"{row.name}\n{row.attacker}, delta {row.delta:g}" for row in rows]
+    labels = [f"{row.name}\n{row.attacker}, delta {row.delta:.15g}" for row in rows]
     axes.set_yticks(heights, labels, fontsize=8)
     left = -0.02 * axes.get_xlim()[1]  # room for the marks of audits that found 0
     axes.set(xlabel="epsilon (nats)", xlim=(left, None), ylim=(-0.7, len(rows) - 0.3))

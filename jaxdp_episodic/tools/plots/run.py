@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.accountant.report.sentences import upward
 from jaxdp_episodic.tools.plots.figures import BLUE, VERMILION, new_figure, plain, save
 from jaxdp_episodic.trainer.run.evaluation import Reliability, Score, digits
 
@@ -114,8 +115,7 @@ def _draw_losses(axes: Any, losses: np.ndarray) -> None:
     width = max(1, len(values) // 30)
     if width > 1:
         smooth = np.convolve(values, np.ones(width) / width, "valid")
-        label = f"mean of {width} steps"
-        axes.plot(steps[width - 1 :], smooth, color=_BLACK, label=label)
+        axes.plot(steps[width - 1 :], smooth, c=_BLACK, label=f"mean of {width} steps")
         axes.legend(**_ABOVE)
 
 
@@ -183,8 +183,8 @@ def _draw_epsilon(
         axes.legend(frameon=False, loc="lower right")
     else:
         value = epsilons[-1][1] if epsilons else 0.0
-        axes.barh([0], [value], 0.5, color=_BLACK, label=f"{spent}: {value:.4g}")
+        axes.barh([0], [value], 0.5, color=_BLACK, label=f"{spent}: {upward(value)}")
         if not is_guarantee:
-            axes.axvline(target, color=VERMILION, ls="--", label=f"target: {target:g}")
+            axes.axvline(target, c=VERMILION, ls="--", label=f"target: {target:.15g}")
         axes.set(xlim=(0, 1.12 * max(target, value)), ylim=(-0.6, 0.6), yticks=[])
         axes.legend(ncols=2, **_ABOVE)

@@ -77,12 +77,12 @@ class Result(NamedTuple):
         spent = upward(self.epsilon, 5) if budget.is_private else "inf (not private)"
         if self.trainer.is_seeded and budget.is_private:
             spent += f" if it were not seeded; not private: {reports.SEEDED}"
-        trainer, what = self.trainer, f"target {budget.epsilon:g}"
+        trainer, what = self.trainer, f"target {budget.epsilon:.15g}"
         if isinstance(trainer, AdaptiveTrainer):
             what = "guarantee"
         unit = budget.step.privacy_unit
         lines.append(
-            f"{'epsilon':<12}{spent}   ({what}, delta {budget.delta:g}, one {unit})"
+            f"{'epsilon':<12}{spent}   ({what}, delta {budget.delta:.15g}, one {unit})"
         )
         if isinstance(trainer, AdaptiveTrainer) and budget.is_private:
             words = budget_in_words(trainer.ledger.budget_charged)
@@ -320,7 +320,7 @@ def _run(
             if isinstance(trainer, AdaptiveTrainer):
                 left = f"; left {trainer.ledger.now.left_in_words()}"
             else:
-                left = f" of {budget.epsilon:g}"
+                left = f" of {budget.epsilon:.15g}"
             spent = upward(progress.private_record["epsilon"])
             bar.show(progress.step, f"epsilon {spent}{left}")
             if on_step is not None:

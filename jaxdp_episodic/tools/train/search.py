@@ -91,7 +91,7 @@ def run_search(
         budget = SearchBudget(**state["budget"])
         console.print(
             f"each run epsilon {upward(budget.run_epsilon)}, the search "
-            f"{upward(budget.epsilon)} at delta {search.delta:g}; "
+            f"{upward(budget.epsilon)} at delta {search.delta:.15g}; "
             f"{len(state['runs'])} runs (secret)",
             highlight=False,
         )

@@ -105,7 +105,7 @@ def audit_markdown(rows: Sequence[AuditRow]) -> str:
         mark = " above" if row.is_above else ""
         mark = " **violated**" if row.is_violated else mark
         lines.append(
-            f"| {row.name} | {row.attacker} | {row.delta:g} | {rdp} | "
+            f"| {row.name} | {row.attacker} | {row.delta:.15g} | {rdp} | "
             f"{upward(row.claimed_exact)} | {downward(row.audited)}{mark} | "
             f"{upward(row.gap)} | {row.share:.1%} |"
         )

@@ -139,7 +139,7 @@ def _facts(trainer: Any, budget: Any, spent: float, uncounted: float) -> dict[st
         if step.privacy_unit not in OWNED:
             # For comparison with accountants that do not count the draw of examples.
             facts["epsilon without counting the draw of examples"] = uncounted
-        facts["target"] = f"epsilon {budget.epsilon:g}, delta {budget.delta:g}"
+        facts["target"] = f"epsilon {budget.epsilon:.15g}, delta {budget.delta:.15g}"
         if budget.is_private and taken < budget.num_steps:
             facts["ended early"] = in_words.owed_by_plan(budget.epsilon, budget.delta)
         if budget.before:
@@ -311,7 +311,7 @@ def _of_plan(
         epsilon = max(budget.epsilon, epsilon)
     kind, bits = _NOISES[noise]
     words = _guarantee(report, epsilon, "the training data", report.delta)
-    words += f" The target was epsilon <= {budget.epsilon:g}."
+    words += f" The target was epsilon <= {budget.epsilon:.15g}."
     if is_early:
         words += (
             f" It ended after {num_steps:,} of {budget.num_steps:,} steps, which alone "
@@ -472,9 +472,9 @@ def _guarantee(
 ) -> str:
     unit, relation = str(protected.privacy_unit), protected.neighboring_relation
     return (
-        f"This run is ({upward(epsilon)}, {delta:g})-differentially private. Compare "
-        f"it with a run with {changed_unit(unit, relation)} in {data}: every outcome is"
-        " at most e^epsilon times as likely, plus delta. (So epsilon is in nats, the "
+        f"This run is ({upward(epsilon)}, {delta:.15g})-differentially private. Compare"
+        f" it with a run with {changed_unit(unit, relation)} in {data}: every outcome "
+        "is at most e^epsilon times as likely, plus delta. (So epsilon is in nats, the "
         "unit of natural logarithms.)"
     )
 
@@ -485,9 +485,9 @@ def _unsized(budget: PrivacyBudget) -> list[str]:
     if unit in OWNED:
         counted = budget.step.design.level_names[-1]
     return [
-        f"This run was trained for ({budget.epsilon:g}, {budget.delta:g})-differential "
-        f"privacy of one `{unit}` more or less, among data sets whose groups have the "
-        "sizes of this one or of its neighbours.",
+        f"This run was trained for ({budget.epsilon:.15g}, {budget.delta:.15g})-"
+        f"differential privacy of one `{unit}` more or less, among data sets whose "
+        "groups have the sizes of this one or of its neighbours.",
         f"How many `{counted}` units each group has is private, and the accounting used"
         " it. The noise, the number of steps and the epsilon spent are therefore not "
         "for publication, and not in this folder. No epsilon covers that the noise was "

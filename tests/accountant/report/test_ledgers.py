@@ -355,22 +355,21 @@ def test_ledgers_that_differ_are_refused(tmp_path, capsys, first, second, words)
 
 
 def test_a_run_that_ended_early_is_reported_with_its_plan(tmp_path, answer, capsys):
-    noise = jde.calibrate_noise_multiplier(
-        STEP, num_steps=600, epsilon=8.0, delta=DELTA
-    )
+    delta, planned = 1.0000012e-5, {"num_steps": 600, "epsilon": 8.0}
+    noise = jde.calibrate_noise_multiplier(STEP, **planned, delta=delta)
     step = dataclasses.replace(STEP, noise_multiplier=noise)
-    early = new_run(tmp_path / "early", step, num_steps=60, planned=600)
+    early = new_run(tmp_path / "early", step, num_steps=60, planned=600, delta=delta)
     said = answer(early)
-    assert said["epsilon"] == jde.epsilon(step, num_steps=60, delta=DELTA) < 4
-    assert said["planned"] == {"epsilon": 8.0, "delta": DELTA}
+    assert said["epsilon"] == jde.epsilon(step, num_steps=60, delta=delta) < 4
+    assert said["planned"] == {"epsilon": 8.0, "delta": delta}
     first, second = said["warnings"]
     assert "60 steps are charged, epsilon 3.7" in first and "planned was 8" in first
     assert "did not depend on what it released" in second
-    assert second.endswith("costs its whole plan: epsilon 8 at delta 1e-05")
+    assert second.endswith("costs its whole plan: epsilon 8 at delta 1.0000012e-05")
     again = answer(early, options=["--delta", "1e-3"])
     assert again["epsilon"] < said["epsilon"] and again["warnings"] == said["warnings"]
     assert cli.run(["epsilon", "--ledger", str(early)]) == 0
-    assert "planned was 8 at delta 1e-05" in capsys.readouterr().out
+    assert "planned was 8 at delta 1.0000012e-05" in capsys.readouterr().out
     gone_on(early, 540)
     assert answer(early)["warnings"] == []
     assert read_ledger(early).charged == 600

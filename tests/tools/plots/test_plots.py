@@ -220,13 +220,13 @@ def test_statistics_alone_are_drawn_as_a_bar(drawn_run):
     score = Score("accuracy", 0.8, 0.7, 0.9, 20)
     stages = {"features": {"validation": score}, "statistics": {"validation": score}}
     panel, bar = drawn_run(
-        epsilons=[(2, 0.9)], scores=[(2, {"validation": SCORE})], stages=stages
+        epsilons=[(2, 0.87501)], scores=[(2, {"validation": SCORE})], stages=stages
     )
     assert panel.get_xlabel().startswith("accuracy (held out)")
     (spent,) = bar.patches
-    assert spent.get_width() == 0.9 and bar.get_xlabel() == "epsilon (nats)"
+    assert spent.get_width() == 0.87501 and bar.get_xlabel() == "epsilon (nats)"
     said = {text.get_text() for text in bar.get_legend().get_texts()}
-    assert said == {"spent: 0.9", "target: 2"}
+    assert said == {"spent: 0.8751", "target: 2"}
 
 
 def test_without_noise_and_without_logs(drawn_run):

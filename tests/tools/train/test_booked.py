@@ -355,7 +355,7 @@ noise_multiplier = 20.0
 def test_the_command_creates_shows_and_closes_a_book(tmp_path, config, capsys):
     book, request = str(tmp_path / "new.book"), tmp_path / "count.toml"
     request.write_text(QUERY)
-    total = ["--epsilon", "3", "--delta", "1e-5"]
+    total = ["--epsilon", "3.0000012", "--delta", "1.0000012e-5"]
     assert command(["book", "create", book, str(config), *total]) == 0
     said = capsys.readouterr().out
     assert "one example (add_remove)" in said and "gets nothing back" in said
@@ -364,7 +364,7 @@ def test_the_command_creates_shows_and_closes_a_book(tmp_path, config, capsys):
     assert command(["book", "show", book, "--plot", str(picture)]) == 0
     said = capsys.readouterr().out
     for words in (
-        "guarantee   epsilon 3 at delta 1e-05 for all runs together",
+        "guarantee   epsilon 3.0000012 at delta 1.0000012e-05 for all runs together",
         "how many",
         "left        a run of mu 0.7",
         "no guarantee where one was chosen in view of another",
@@ -374,7 +374,7 @@ def test_the_command_creates_shows_and_closes_a_book(tmp_path, config, capsys):
     assert command(["book", "close", book]) == 0
     assert command(["book", "show", book, "--json"]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert document["is_closed"] and document["guarantee"]["epsilon"] == 3.0
+    assert document["is_closed"] and document["guarantee"]["epsilon"] == 3.0000012
     assert document["entries"][0]["name"] == "how many"
     assert command(["book", "charge", book, str(request)]) == 2
     assert "is closed: nothing was charged" in capsys.readouterr().err

@@ -20,11 +20,13 @@ from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.trainer.run.selection import Selection, Stage
 from training_runs import TINY_LINEAR, PlainBudget, charged_run, flat_step
 
+LINEAR = TINY_LINEAR.replace("8.0\ndelta = 1e-5", "8.0000012\ndelta = 1.0000012e-5")
+
 
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "tiny.toml"
-    path.write_text(TINY_LINEAR, encoding="utf-8")
+    path.write_text(LINEAR, encoding="utf-8")
     return path
 
 
@@ -58,8 +60,7 @@ def test_the_score_without_noise_is_shown_below_the_private_one():
     assert lines[0].startswith("test        accuracy 0.9000")
     assert lines[1].split() == "0.9900 without noise, not private".split()
     assert lines[2].startswith("validation  accuracy 0.9000")
-    assert lines[3].split() == ["stages", "test"]
-    assert lines[4].split() == ["features", "0.9000"]
+    assert lines[3].split() + lines[4].split() == "stages test features 0.9000".split()
     assert lines[5].split() == "steps 0.9000 is released".split()
     assert lines[6].endswith("no choice was made: the choice was turned off")
     assert lines[8].split()[:4] == "50.492 for the same".split()  # rounded up
@@ -88,7 +89,7 @@ def test_the_compared_stages_are_printed(name, behind, said, better):
 def finished(tmp_path_factory):
     """The folder of a finished run, and its stdout and stderr."""
     folder = tmp_path_factory.mktemp("finished")
-    (folder / "tiny.toml").write_text(TINY_LINEAR, encoding="utf-8")
+    (folder / "tiny.toml").write_text(LINEAR, encoding="utf-8")
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "use_all_cores", lambda: None)
@@ -102,19 +103,18 @@ def test_the_folder_of_a_finished_run(train, finished, tmp_path, capsys):
     folder, printed = finished
     out = tmp_path / "out"
     shutil.copytree(folder, out)
-    assert {p.name for p in out.iterdir()} == {
-        ".lock",
-        "run.sqlite",
-        "release",
-        "report.md",
-        "report.png",
-        "reliability.png",
-    }
+    names = ".lock run.sqlite release report.md report.png reliability.png"
+    assert {p.name for p in out.iterdir()} == set(names.split())
     assert "validation  accuracy 0." in printed.out
-    assert "target 8, delta 1e-05, one example" in printed.out
+    assert "target 8.0000012, delta 1.0000012e-05, one example" in printed.out
     assert "step 3 is the last" in " ".join(printed.err.split())
     report = (out / "report.md").read_text()
     assert report.startswith("# tiny\n") and "Private: this page" in report
+    for words in (
+        "epsilon 8.0000012, delta 1.0000012e-05",
+        "was epsilon <= 8.0000012.",
+    ):
+        assert words in report
     assert "expected (private): 5 contributions (episode) a step" in printed.err
     assert "that took part were complete" in report
     for path in (out / "release").glob("*.[jm]*"):  # no text contains a count of a draw
@@ -122,14 +122,14 @@ def test_the_folder_of_a_finished_run(train, finished, tmp_path, capsys):
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
     private = (path for path in out.iterdir() if path.name != "release")
     assert all(path.stat().st_mode & 0o077 == 0 for path in private)
-    released = {p.name for p in (out / "release").iterdir()}
-    names = "parameters.npz privacy.md log.jsonl run.json release.json".split()
-    assert released == set(names)
+    names = "parameters.npz privacy.md log.jsonl run.json release.json"
+    assert {p.name for p in (out / "release").iterdir()} == set(names.split())
     statement = (out / "release" / "privacy.md").read_text()
+    assert ", 1.0000012e-05)-differentially private" in statement
     assert "one `example` more or less" in statement
     assert "must not be published" not in statement
     facts = json.loads((out / "release" / "run.json").read_text())
-    assert facts["steps"] == 3 and facts["epsilon spent"] <= 8.0
+    assert facts["steps"] == 3 and facts["epsilon spent"] <= 8.0000012
     # The released stage is one of those shown.
     last = read_log(out / "run.sqlite")[-1]
     assert facts["stage"] == last["released"] in last["stages"]["scores"]
@@ -164,7 +164,7 @@ def test_resume(train, finished, tmp_path, capsys, config):
     again = tmp_path / "out" / "release" / "parameters.npz"
     assert again.read_bytes() == parameters
     capsys.readouterr()
-    config.write_text(TINY_LINEAR.replace("l2_clip_norm = 0.1", "l2_clip_norm = 0.2"))
+    config.write_text(LINEAR.replace("l2_clip_norm = 0.1", "l2_clip_norm = 0.2"))
     assert train("--resume") == 2
     assert "l2_clip_norm: 0.1 in the checkpoint, 0.2 now" in capsys.readouterr().err
 

@@ -77,8 +77,8 @@ def handler(
     folder = resources.files("jaxdp_episodic.tools.explore") / "page"
     pages = {}
     for file in folder.iterdir():
-        kind = _TYPES[file.name.partition(".")[2]]
-        pages[f"/{secret}/{file.name}"] = file.read_bytes(), kind
+        if kind := _TYPES.get(file.name.partition(".")[2]):  # no file of an editor
+            pages[f"/{secret}/{file.name}"] = file.read_bytes(), kind
     pages[f"/{secret}/"] = pages.pop(f"/{secret}/index.html")
     pages[f"/{secret}/start"] = json.dumps(start).encode(), "application/json"
 
@@ -112,12 +112,12 @@ def handler(
                 self.reply(404, b"no such part")
                 return
             try:
-                line = json.dumps([part, self.question()]).encode() + b"\n"
+                asked = json.dumps([part, self.question()], allow_nan=False)
             except ValueError as error:
                 self.reply(400, str(error).encode())
                 return
             worker = number if part in ("epsilon", "toml") else pictures
-            found = worker.ask(line, self.has_left)
+            found = worker.ask(asked.encode() + b"\n", self.has_left)
             if found is not None:
                 self.reply(200, found, "application/json")
 

@@ -106,8 +106,7 @@ def test_other_paths_are_refused(path):
     ("body", "headers"),
     [
         (QUESTION, {"content-type": "text/plain"}),  # what a page of any site may send
-        (b"{", JSON),
-        (b'{"request": NaN}', JSON),
+        *((b, JSON) for b in (b"{", b'{"request": NaN}', b'{"request": 1e999}')),
         (b"[" * 100_000, JSON),
         (b"", {**JSON, "content-length": str(2**22 + 1)}),
         (b"", {**JSON, "content-length": "-1"}),

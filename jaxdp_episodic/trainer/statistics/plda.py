@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from scipy.linalg import helmert
 
 from jaxdp_episodic.trainer.gradient.noise import drawn_noise
 from jaxdp_episodic.trainer.statistics.terms import (
@@ -51,7 +52,7 @@ _MUCH_NOISE = 16.0
 # 0.071), and serves new classes that differ in other directions.
 _UNSEEN = 0.015, 1.0
 # Relative length of a direction in which means do not differ; above rounding errors.
-_DEPENDENT = 1e-12
+_DEPENDENT = 1e-10
 # Ridge if there is neither noise nor variance, divided by the mean eigenvalue.
 _RIDGE = 1e-4
 
@@ -241,18 +242,17 @@ def _spread_of_new(means: np.ndarray, error: float) -> tuple[float, float]:
     The former is divided by theirs, and in [0, 1].
     """
     # Each class is left out once. Both are moved by one standard error (over classes)
-    # towards directions that were not seen. So with few classes or much noise,
-    # directions keep their weight.
+    # towards unseen directions, which keep weight if classes are few or noise is much.
     classes, number = means.shape
     centered = means - means.mean(axis=0)
-    left, lengths, _ = np.linalg.svd(centered, full_matrices=False)
-    left, lengths = left[:, :-1], lengths[:-1]  # they span K - 1 directions
+    basis = helmert(classes).T  # of the K - 1 differences between means
+    left, lengths, _ = np.linalg.svd(basis.T @ means, full_matrices=False)
     edge = _edge_of_means(classes - 1, number, error)
     theirs = np.sum(np.maximum(lengths**2 - edge, 0.0)) / (classes - 1)
     # A mean's squared distance from the affine hull of the others is 1 over its entry
     # in the diagonal of the pseudoinverse of the Gram matrix.
     least = max(_DEPENDENT * lengths[0], 1e-30)
-    inverse = np.sum(np.square(left / np.maximum(lengths, least)), axis=1)
+    inverse = np.sum(np.square(basis @ left / np.maximum(lengths, least)), axis=1)
     # Differences from the mean of the others have this multiple of a mean's variance.
     more = classes / (classes - 1)
     apart = np.sum(np.square(centered), axis=1) * more**2

@@ -452,23 +452,22 @@ def test_one_example_changes_the_sums_by_the_accounted_sensitivity(relation):
 
 @pytest.mark.parametrize("classes", [3, 5, 64, 200])
 def test_the_spread_of_a_new_class_leaves_every_class_out(classes):
-    """The estimate by definition, from one decomposition."""
+    """The estimate by definition, from one decomposition; two means may be equal."""
     rng, number = np.random.default_rng(0), 256
     means = rng.normal(size=(classes, number)) / np.arange(1, number + 1)
+    means[classes // 200] = means[0]
     along, beside = [], []
     for one in range(classes):
-        others = np.delete(means, one, axis=0)
-        middle = others.mean(axis=0)
-        span = np.linalg.qr((others[1:] - others[0]).T)[0]
-        apart = (means[one] - middle) * np.sqrt((classes - 1) / classes)
-        along.append(np.sum(np.square(span.T @ apart)))
+        others = np.delete(means, one, axis=0) - means[one]
+        apart = -others.mean(axis=0) * np.sqrt((classes - 1) / classes)
+        others -= others.mean(axis=0)
+        near = np.linalg.lstsq(others.T, apart, rcond=1e-9)[0] @ others
+        along.append(np.sum(np.square(near)))
         beside.append(np.sum(np.square(apart)) - along[-1])
-    spread = np.sum(np.square(means - means.mean(axis=0))) / (classes - 1)
+    spread = np.trace(np.cov(means.T))
     errors = [np.std(x, ddof=1) / np.sqrt(classes) for x in (along, beside)]
-    exact = (
-        np.clip((np.mean(along) - errors[0]) / spread, 0.0, 1.0),
-        (np.mean(beside) + errors[1]) / (number - classes + 2),
-    )
+    first = np.clip((np.mean(along) - errors[0]) / spread, 0.0, 1.0)
+    exact = first, (np.mean(beside) + errors[1]) / (number - classes + 2)
     np.testing.assert_allclose(_spread_of_new(means, 0.0), exact, rtol=1e-9)
 
 

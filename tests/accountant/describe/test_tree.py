@@ -213,9 +213,8 @@ def test_an_empty_tree_has_the_path_of_the_first_unit_to_join():
     assert paths.sizes.tolist() == [[1]]
     assert paths.multiplicity.tolist() == [0]
     assert paths.witness_level.tolist() == [0]
-    assert Population.from_sizes([[0], []]).distinct_paths().sizes.tolist() == [
-        [2, 1, 1]
-    ]
+    paths = Population.from_sizes([[0], []]).distinct_paths()
+    assert paths.sizes.tolist() == [[2, 1, 1]]
 
 
 def scheme_strategy(name):
@@ -258,6 +257,8 @@ def test_contributions_match_enumeration(nested, data):
         most_by_enumeration(tree, schemes[unit:clip]) for tree in units_at(nested, unit)
     )
     assert population.max_contributions(schemes, unit, clip) == max(expected, 1)
+    twos = [WithoutReplacement(name, size=2) for name in "abc"]
+    assert Population.from_sizes([[1, 2, 3]]).max_contributions(twos, 1, 3) == 4
 
 
 # --- Populations: sizes, names, equality ---

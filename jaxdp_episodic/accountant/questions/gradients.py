@@ -26,7 +26,6 @@ from jaxdp_episodic.accountant.describe.step import (
     gaussian_parts,
     parts_of,
 )
-from jaxdp_episodic.accountant.losses.privacy_loss import Bounds
 from jaxdp_episodic.accountant.methods.exact.held import held_change
 from jaxdp_episodic.accountant.methods.run import EpsilonAt, Question, Run
 from jaxdp_episodic.accountant.questions import api, worst_path
@@ -121,7 +120,7 @@ def epsilon_and_gradient(
     The derivative is *NaN*, never a wrong number, where it is unknown:
 
     * epsilon is ``inf`` or only a certified bound (`PrivacyInfo.is_certified_bound`),
-      except for random allocation, where differences of bounds are accurate to about
+      except by "noise_multiplier", where differences of bounds are accurate to about
       1e-3;
     * differences of several widths disagree by 1e-6, as next to a kink, where another
       path or direction becomes the worst;
@@ -160,7 +159,6 @@ def epsilon_and_gradient(
         step, delta=delta, num_steps=num_steps, method=method, return_info=True
     )
     is_bound = info.is_certified_bound
-    has_bounds = any(isinstance(loss, Bounds) for run in runs for loss in run.losses)
     gradient = {}
     for name, fields in wanted.items():
 
@@ -172,7 +170,7 @@ def epsilon_and_gradient(
 
         scale = _scale_of_fields(parts, counts, fields, shape)
         row = slope(moved, value, scale.where(~is_bound), method)
-        if has_bounds and name.partition("[")[0] == NOISE:
+        if name.partition("[")[0] == NOISE:
             ends = functools.partial(_answers, moved, method)
             wide = difference(
                 ends, scale.where(is_bound & np.isfinite(value)), *_OF_BOUNDS

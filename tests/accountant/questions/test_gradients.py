@@ -9,7 +9,7 @@ from scipy.stats import norm
 import jaxdp_episodic as jde
 from designs import LEVELS, difference, grouped, poisson, poisson_step
 from jaxdp_episodic.accountant.questions.gradients import _fields
-from oracles import allocation
+from oracles import allocation, little_noise
 
 DELTA = 1e-6
 
@@ -42,8 +42,7 @@ def check(make, arguments, num_steps):
     value, gradient = jde.epsilon_and_gradient(
         step, delta=DELTA, num_steps=num_steps, wrt=tuple(names)
     )
-    same = jde.epsilon(step, delta=DELTA, num_steps=num_steps)
-    assert value == same
+    assert value == jde.epsilon(step, delta=DELTA, num_steps=num_steps)
     if value == 0:
         assert set(gradient.values()) == {0.0}
         return
@@ -127,6 +126,12 @@ def test_no_loss_and_unknown_epsilon():
     none = of_levels("class")(np.empty(0), 0.2, 0.1)
     value, gradient = jde.epsilon_and_gradient(none, delta=DELTA, num_steps=3)
     assert value.shape == gradient["noise_multiplier"].shape == (0,)
+    # Epsilon is certified where draws of the unit overlap with nothing.
+    step = jde.GaussianStep(poisson("a", 0.1), noise_multiplier=0.1)
+    _, gradient = jde.epsilon_and_gradient(step, delta=DELTA, num_steps=30)
+    hits = partial(little_noise.epsilon_of_hits, DELTA, 30, 0.1)
+    true = difference(lambda x: hits(1 / x, *np.log([0.1, 0.9])), 0.1)
+    assert gradient["noise_multiplier"] == pytest.approx(true, rel=1e-3)
 
 
 def test_renyi_bounds_by_differences():
@@ -203,9 +208,8 @@ def test_sizes_without_replacement(unit, num_steps):
         drawn = jde.MultistageSampling(poisson("school", 0.3), pupils)
         return jde.GaussianStep(drawn, noise_multiplier=1.5, clip_unit=unit)
 
-    _, gradient = jde.epsilon_and_gradient(
-        sized([40, 400, 401]), **run, wrt=("pupil.size",)
-    )
+    step = sized([40, 400, 401])
+    _, gradient = jde.epsilon_and_gradient(step, **run, wrt=("pupil.size",))
     inside, end, beyond = gradient["pupil.size"]
     true = difference(lambda size: jde.epsilon(sized(size), **run), 40, 1 / 40)
     assert inside == pytest.approx(true, rel=1e-3)
@@ -274,11 +278,7 @@ def test_epochs_have_derivatives_by_noise_alone(monkeypatch):
 def test_derivatives_of_epochs_against_the_definition():
     """Differences of certified ends are accurate to about 1e-3."""
     noise, h = 1.0, 2e-3
-    step = jde.GaussianStep(
-        jde.RandomAllocation("u", steps_per_epoch=3),
-        noise_multiplier=noise,
-        neighboring_relation="add_remove",
-    )
+    step = in_epochs(noise, jde.RandomAllocation("u", steps_per_epoch=3))
     epsilon, gradient = jde.epsilon_and_gradient(step, delta=1e-6, num_steps=3)
 
     def log_delta(noise, epsilon):

@@ -451,7 +451,7 @@ def loss_decreases(
     falls, counts = np.zeros(canaries.number), np.zeros(canaries.number)
     for draw in itertools.islice(sampler.draws(generator), _MOST_DRAWS):
         holds = np.where(draw.mask, owner[draw.examples], -1)
-        shown = np.flatnonzero(np.any(holds.reshape(len(holds), -1) >= 0, axis=1))
+        shown = np.unique(np.nonzero(holds >= 0)[0])
         part = jax.tree.map(operator.itemgetter(shown), draw)
         blocks = make_blocks(part, table, block_size=_UNITS_AT_ONCE)
         before, after = (

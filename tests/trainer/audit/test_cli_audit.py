@@ -115,6 +115,7 @@ def test_private_statistics_are_audited_together(tmp_path, who):
 
 
 FEW = "--canaries", "5"
+RARE = TINY.replace("sampling_probability = 0.5", "sampling_probability = 0.1")
 
 
 @pytest.mark.slow
@@ -122,7 +123,7 @@ FEW = "--canaries", "5"
     ("config", "kind", "flags", "number", "relation", "unit"),
     [
         (TINY, "gradient", (*FEW, "--privacy-unit", "class"), 1, "", ""),
-        (TINY, "input", (*FEW, "--num-steps", "2"), 1, "", ""),
+        (RARE, "input", (*FEW, "--num-steps", "2"), 1, "", ""),
         (TINY, "step", ("--draws", "100"), 4, "", ""),
         (STARTED, "step", ("--draws", "100"), 8, "add_remove", "class"),
         (STARTED, "gradient", FEW, 1, "zero_out", "example"),
@@ -130,7 +131,7 @@ FEW = "--canaries", "5"
     ],
 )
 def test_runs_are_audited(tmp_path, config, kind, flags, number, relation, unit):
-    """Also those that begin with statistics, and those of statistics alone."""
+    """Also with empty draws, and those that begin with statistics or have no others."""
     code, rows = audited(tmp_path, config, kind, *flags, relation=relation, unit=unit)
     assert code == 0 and len(rows) == number
     if kind != "step" and relation:

@@ -177,7 +177,10 @@ def _of_one(
     if isinstance(loss, FiniteValues):
         bins = lattice.bins_of_values(points, loss, backward=backward)
     else:
-        bins = lattice.bins_of_profile(points, loss, backward=backward)
+        ((own, other),) = lattice.evaluate_tails([loss], [points])
+        if backward:
+            own, other = other, own
+        bins = lattice.bin_masses(points, own, other)
     infinite = 0.0
     if up:
         found, infinite = lattice.upper_masses(points, bins)

@@ -5,6 +5,7 @@ Reference: docs/theory.md, "Certified".
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Profile,
 )
 from jaxdp_episodic.accountant.methods.certified import lattice
+from jaxdp_episodic.accountant.methods.certified.lattice import BinMasses, Tails
 from jaxdp_episodic.accountant.methods.certified.plan import (
     CoarseLoss,
     Estimate,
@@ -40,8 +42,11 @@ from jaxdp_episodic.accountant.numerics.lattice_sums import (
     Summand,
     lattice_sum,
     log_sum,
+    tilted,
 )
 
+# Smallest log(delta) that is solved for: below it exponentials underflow.
+LEAST_LOG_DELTA = -700.0
 # Nats beyond which weights of cells are 0 in float64.
 _LARGEST_EXPONENT = 745.0
 # Relative error of a sum of weighted cells: that of the largest exponents that matter.
@@ -79,8 +84,9 @@ class Curve(NamedTuple):
         """Returns log(delta) at an epsilon >= 0, rounded to the safe side."""
         sum_, sign = self.whole, 1 if self.up else -1
         at = epsilon - sign * sum_.shift
+        bound = chernoff_log_delta(sum_, self.infinite, epsilon) if self.up else 0.0
         if self.up and at < sum_.start:
-            return 0.0  # losses below the window are missing
+            return bound  # losses below the window are missing
         at = max(at, sum_.start)
         (total, beyond), exponent = self._sums(at)
         rounded = _WEIGHT_ERROR * (total + 2 * beyond)
@@ -88,31 +94,29 @@ class Curve(NamedTuple):
         if not total > 0:
             return 0.0 if self.up else -math.inf
         value = math.log(total) + exponent
-        # from rounded probabilities and exponents
-        large = abs(sum_.log_moment) + sum_.tilt * abs(at)
-        error = sum_.relative + LOG_ERROR * (1 + abs(value) + 1e-3 * large)
-        value += sign * error
-        if self.up:
-            lost = math.log(max(self.infinite, 1e-300))
-            value = float(np.logaddexp(value, lost)) + LOG_ERROR
-        return min(value, 0.0)
+        value += sign * _exponent_error(sum_, value, at)
+        if not self.up:
+            return min(value, 0.0)
+        return min(_with_infinite(value, self.infinite), bound)
 
     def epsilon(self, log_delta: float, near: float) -> float:
         """Returns the epsilon at a delta, rounded safely, near an estimate."""
-        tried, sign = near, 1 if self.up else -1
         value, slope = self.log_delta(near), self.estimate(near)[1]
         step = min(_STEP_MARGIN * abs(value - log_delta), 1.0) / max(slope, 1e-300)
         step = max(step, _NEAR * (near + 1e-300))
+        bound = math.inf
+        if self.up:
+            bound = chernoff_epsilon(self.whole, self.infinite, log_delta)
+        tried, sign = near, 1 if self.up else -1
         for _ in range(_MOST_STEPS):
             # Each one is certified by itself: no monotonicity is assumed.
-            if sign * (log_delta - value) >= 0:
-                return tried
+            if sign * (log_delta - self.log_delta(tried)) >= 0:
+                return min(tried, bound)
             tried = near + sign * step
             step *= 2
-            if not 0 < tried < math.inf:
+            if tried <= 0 or tried >= bound:
                 break
-            value = self.log_delta(tried)
-        return math.inf if self.up else 0.0
+        return bound if self.up else 0.0
 
     def estimated_epsilon(self, log_delta: float, near: float) -> float:
         """*Estimates* the epsilon at a delta of finite losses, by Newton's method."""
@@ -163,6 +167,39 @@ class Curve(NamedTuple):
         return (most * truncated + rounding) * (1 + SUMS_ERROR)
 
 
+def chernoff_log_delta(whole: LatticeSum, infinite: float, epsilon: float) -> float:
+    """*Upper bound* of log(delta) without the cells."""
+    bound = whole.log_moment - whole.tilt * (epsilon - whole.shift)
+    bound += log_weight(whole.tilt)
+    bound += _exponent_error(whole, bound, epsilon)
+    return _with_infinite(bound, infinite)
+
+
+def chernoff_epsilon(whole: LatticeSum, infinite: float, log_delta: float) -> float:
+    """*Upper bound* of epsilon without the cells."""
+    level = log_delta - _exponent_error(whole, log_delta, 0.0)
+    if not level > LEAST_LOG_DELTA:
+        return math.inf  # rounding leaves nothing of delta
+    share = 1 - infinite * (1 + SUMS_ERROR) / math.exp(level)
+    if share <= 0:
+        return math.inf
+    level += math.log(share) - LOG_ERROR
+    bound = (whole.log_moment + log_weight(whole.tilt) - level) / whole.tilt
+    bound += LOG_ERROR * (abs(bound) + abs(whole.log_moment) / whole.tilt)
+    return max(bound + whole.shift, 0.0)
+
+
+def _with_infinite(log_delta: float, infinite: float) -> float:
+    lost = math.log(max(infinite, 1e-300))
+    return min(float(np.logaddexp(log_delta, lost)) + LOG_ERROR, 0.0)
+
+
+def _exponent_error(whole: LatticeSum, log_delta: float, epsilon: float) -> float:
+    """Bounds the error of log(delta) from rounded probabilities and exponents."""
+    large = abs(whole.log_moment) + whole.tilt * abs(epsilon)
+    return whole.relative + LOG_ERROR * (1 + abs(log_delta) + 1e-3 * large)
+
+
 _MOST_PLANS = 3  # largest number of plans of one direction
 # P-probability of a bin above which there may be a peak in it.
 _PEAK_MASS = 1e-3
@@ -199,12 +236,24 @@ class Step(NamedTuple):
 
 
 class Direction(NamedTuple):
-    """The steps in one direction, and their coarse losses."""
+    """The steps in one direction: coarse losses, and their upper distributions."""
 
     steps: Sequence[Step]
     backward: bool  # whether P and Q are exchanged
     coarse: list[CoarseLoss]  # of each step
+    uppers: list[tuple[Summand, float]]  # and the probability of an infinite loss
     expected: Plan  # *estimate* of the answer
+
+
+class Lattice(NamedTuple):
+    """The upper and lower distributions of all steps on one lattice."""
+
+    spacing: float  # of the lattice, nats
+    offset: float  # of the sums
+    uppers: list[Summand]  # of each step
+    lowers: list[Summand]  # of each step
+    infinite: float  # upper probability of an infinite loss of the sum
+    displaced: float  # bound of the error of the sum's losses, nats
 
 
 def certified_ends(
@@ -215,25 +264,81 @@ def certified_ends(
     backward = (False,) if is_symmetric else (False, True)
     directions = [_direction(steps, target, backward=b) for b in backward]
     directions.sort(key=lambda d: d.expected.bound, reverse=True)
-    low = high = unknown.lower
+    ends: list[Interval] = []
     for direction in directions:
-        ends = _narrowed(direction, target, unknown, low, most_cells)
-        low, high = max(low, ends.lower), max(high, ends.upper)
-    return Interval(low, high)
+        most = _chernoff(direction, target)
+        found = max((e.lower for e in ends), default=unknown.lower)
+        if ends and most <= found:
+            ends.append(Interval(unknown.lower, most))
+            continue
+        start = Interval(unknown.lower, min(most, unknown.upper))
+        ends.append(_narrowed(direction, target, start, found, most_cells))
+    low, high = (max(end) for end in zip(*ends, strict=True))
+    return Interval(low, min(high, unknown.upper))
 
 
 def _direction(steps: Sequence[Step], target: Target, *, backward: bool) -> Direction:
     """Evaluates the steps coarsely."""
-    coarse = []
-    for loss, count in steps:
+    grids = []
+    for loss in (step.loss for step in steps):
         # A bin beyond the largest loss would have none of it, but raise its upper end.
         most = [float(loss.largest_loss(backward=b)) for b in (not backward, backward)]
         ends = np.array([-1, 1]) * most * (1 + 1e-12)
-        ends = ends[np.isfinite(ends)]
-        points = with_splits(np.union1d(coarse_points(loss.hints()), ends))
-        bins = lattice.bins_of_profile(points, loss, backward=backward)
-        coarse.append(CoarseLoss.of(points, bins, count))
-    return Direction(steps, backward, coarse, make_plan(coarse, target, None, 1.0))
+        grids.append(np.union1d(coarse_points(loss.hints()), ends[np.isfinite(ends)]))
+    points = [with_splits(grid) for grid in grids]
+    tails = _tails(steps, points, backward=backward)
+    coarse, uppers = [], []
+    for step, grid, each, own in zip(steps, grids, points, tails, strict=True):
+        bins = lattice.bin_masses(each, *own)
+        coarse.append(CoarseLoss.of(each, bins, step.count))
+        masses, infinite = lattice.upper_masses(each, bins)
+        masses = lattice.joined_bins(each, masses)
+        uppers.append((Summand(grid, grid, masses, step.count), infinite))
+    expected = make_plan(coarse, target, None, 1.0)
+    return Direction(steps, backward, coarse, uppers, expected)
+
+
+def _tails(
+    steps: Sequence[Step], points: Sequence[np.ndarray], *, backward: bool
+) -> list[tuple[Tails, Tails]]:
+    """Returns the direction's own and the other's tails: one batch a mechanism."""
+    result: list[tuple[Tails, Tails] | None] = [None] * len(steps)
+    for kind in {type(step.loss) for step in steps}:
+        members = [i for i, step in enumerate(steps) if type(step.loss) is kind]
+        found = lattice.evaluate_tails(
+            [steps[i].loss for i in members], [points[i] for i in members]
+        )
+        for i, (forward, other) in zip(members, found, strict=True):
+            result[i] = (other, forward) if backward else (forward, other)
+    return [tails for tails in result if tails is not None]
+
+
+def _chernoff(direction: Direction, target: Target) -> float:
+    """*Upper bound* of the answer, from the coarse upper distributions alone."""
+    summands = [upper for upper, _ in direction.uppers]
+    infinite = sum(upper.count * lost for upper, lost in direction.uppers)
+    if not all(_is_whole(upper.masses, lost) for upper, lost in direction.uppers):
+        return math.inf if target.of_epsilon else 0.0
+    whole, *_ = tilted(summands, direction.expected.tilt)
+    displaced = _displacement(direction.steps, [one.values for one in summands])
+    whole = whole._replace(shift=whole.shift + displaced)
+    bound = chernoff_epsilon if target.of_epsilon else chernoff_log_delta
+    found = bound(whole, infinite, target.given)
+    return found if math.isfinite(found) else math.inf if target.of_epsilon else 0.0
+
+
+def _is_whole(masses: np.ndarray, infinite: float) -> bool:
+    """Whether the total of an upper distribution is 1; False if it is NaN."""
+    return bool(1 - _LACKING <= masses.sum() + infinite <= 1 + _MOST_MASS)
+
+
+def _displacement(steps: Sequence[Step], points: Sequence[np.ndarray]) -> float:
+    """Bounds how far computed losses are from the true ones, over all steps."""
+    total = 0.0
+    for step, each in zip(steps, points, strict=True):
+        rounded = float(lattice.loss_rounding(np.abs(each).max()))
+        total += step.count * (lattice.displacement(step.loss) + rounded)
+    return total
 
 
 def _narrowed(
@@ -247,11 +352,12 @@ def _narrowed(
         if before and spacing > max(plan.spacing, _LITTLE * before.spacing):
             break  # no much finer lattice is possible
         plan = plan._replace(spacing=spacing, widest=max(plan.widest, spacing))
-        curves = _curves(direction, plan, most_cells)
-        if curves is None:
+        laid = _lattice(direction, plan)
+        found = laid and _ends(laid, plan, target, known, most_cells)
+        if found is None:
             coarser *= 2
         else:
-            (low, high), estimate = _ends(*curves, target, known or plan)
+            low, high = found[0]
             ends = Interval(max(ends.lower, low), min(ends.upper, high))
             wanted = target.width(ends.lower) if target.of_epsilon else target.relative
             width = ends.upper - ends.lower
@@ -263,7 +369,7 @@ def _narrowed(
             has_atoms = any(isinstance(s.loss, FiniteValues) for s in direction.steps)
             share = share**2 if has_atoms else share
             scale *= share if known or has_atoms else 0.7
-            known, before = estimate, plan
+            known, before = found[1], plan
         plan = make_plan(direction.coarse, target, known, scale)
     return ends._replace(lower=max(ends.lower, _by_one_loss(direction, target, ends)))
 
@@ -273,18 +379,18 @@ def _by_one_loss(direction: Direction, target: Target, ends: Interval) -> float:
     # Close if few draws lose much: a lattice is too coarse for the other losses then.
     most = direction.expected.epsilon
     most = min(most, ends.upper) if target.of_epsilon else most
-    at, off = most * _THRESHOLDS, 0.0
-    log_none, log_none_of_q = np.zeros((2, len(at)))
-    for loss, count in direction.steps:
-        own = lattice.evaluate_tails(loss, at)[direction.backward]
+    points = [most * _THRESHOLDS] * len(direction.steps)
+    tails = _tails(direction.steps, points, backward=direction.backward)
+    log_none, log_none_of_q = np.zeros((2, len(_THRESHOLDS)))
+    for step, at, (own, _) in zip(direction.steps, points, tails, strict=True):
         above = (own.profile + own.scaled) * (1 - LOG_ERROR)
         above = np.clip(above - own.profile_error - own.scaled_error, 0.0, 1.0)
         beyond = (own.scaled + own.scaled_error) * np.exp(-at) + UNDERFLOW
-        log_none += count * np.log1p(-above)
-        log_none_of_q += count * np.log1p(-np.minimum(beyond, 1.0))
-        off += count * (lattice.displacement(loss) + float(lattice.loss_rounding(most)))
+        log_none += step.count * np.log1p(-above)
+        log_none_of_q += step.count * np.log1p(-np.minimum(beyond, 1.0))
     p = -np.expm1(log_none) * (1 - LOG_ERROR)
     q = -np.expm1(log_none_of_q) * (1 + LOG_ERROR)
+    off = _displacement(direction.steps, points)
     if target.of_epsilon:
         found = np.log((p - math.exp(target.given)) / q) - off
     else:
@@ -292,79 +398,76 @@ def _by_one_loss(direction: Direction, target: Target, ends: Interval) -> float:
     return float(np.nanmax(found, initial=-math.inf)) - LOG_ERROR
 
 
-def _ends(
-    lower: Curve, upper: Curve, target: Target, near: Estimate | Plan
-) -> tuple[Interval, Estimate]:
-    """Returns certified ends and an estimate."""
-    given = target.given
-    if not target.of_epsilon:
-        ends = Interval(lower.log_delta(given), upper.log_delta(given))
-        return ends, Estimate(given, *upper.estimate(given))
-    at = upper.estimated_epsilon(given, near.epsilon)
-    ends = Interval(lower.epsilon(given, at), upper.epsilon(given, at))
-    return ends, Estimate(at, given, upper.estimate(at)[1])
-
-
-def _curves(
-    direction: Direction, plan: Plan, most_cells: int
-) -> tuple[Curve, Curve] | None:
-    """Returns the lower and the upper end; None if there are too many points."""
+def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
+    """Lays out both distributions of every step; None if there are too many points."""
     steps, backward = direction.steps, direction.backward
-    anchors = [
-        _anchors(step.loss, coarse, plan.tilt, backward=backward)
-        for step, coarse in zip(steps, direction.coarse, strict=True)
-    ]
-    spacing = max(plan.spacing, 1e-12 * max(abs(places[0]) for places, _ in anchors))
-    distances = [places[1:] - places[0] for places, _ in anchors]
-    weights = [
-        n * weight[1:] for (_, n), (_, weight) in zip(steps, anchors, strict=True)
-    ]
+    anchors, distances, weights = [], [], []
+    for step, coarse in zip(steps, direction.coarse, strict=True):
+        places, weight = _anchors(step.loss, coarse, plan.tilt, backward=backward)
+        anchors.append(places.tolist())
+        distances.append(places[1:] - places[0])
+        weights.append(step.count * weight[1:])
+    spacing = max(plan.spacing, 1e-12 * max(abs(each[0]) for each in anchors))
     spacing = aligned(spacing, np.concatenate(distances), np.concatenate(weights))
-    summands, centers, infinite, displaced = [], [], 0.0, 0.0
-    for (loss, count), (places, _), span in zip(
-        steps, anchors, plan.ranges, strict=True
+    centers = _centered(direction, anchors, spacing)
+    grids, points = [], []
+    for step, each, center, span in zip(
+        steps, anchors, centers, plan.ranges, strict=True
     ):
-        center = _center(loss, places, spacing, backward=backward)
-        losses, slack = np.empty(0), _AT_POINT * spacing
-        if isinstance(loss, lattice.Finite):
-            losses, _ = lattice.atoms_of(loss, backward=backward)
-            if isinstance(loss, BoundingPair):
+        losses = np.empty(0)
+        if isinstance(step.loss, lattice.Finite):
+            losses, _ = lattice.atoms_of(step.loss, backward=backward)
+            if isinstance(step.loss, BoundingPair):
                 losses = losses[(losses >= span[0]) & (losses <= span[1])]
             below = np.floor((losses - center) / spacing)
             grid = np.unique(np.add.outer([-1.0, 0.0, 1.0, 2.0], below))
         else:
-            terms = float(np.max(getattr(loss, "num_terms", 1.0)))
-            near = [center, *places[1:].tolist()]
-            grid = graded_grid(near, spacing, plan, span, terms)
+            terms = float(np.max(getattr(step.loss, "num_terms", 1.0)))
+            grid = graded_grid([center, *each[1:]], spacing, plan, span, terms)
         if not len(grid):
             return None
-        points = with_splits(center + grid * spacing)
-        split_at_values(points, losses, slack)
-        off = float(lattice.loss_rounding(np.abs(points).max()))
-        if isinstance(loss, lattice.Finite):
-            bins = lattice.bins_of_values(points, loss, backward=backward, slack=slack)
-            off += slack
-        else:
-            bins = lattice.bins_of_profile(points, loss, backward=backward)
-        masses, lost = lattice.upper_masses(points, bins)
-        upper = lattice.joined_bins(points, masses)
-        lower = lattice.lower_masses(points, bins)
-        # False for NaN
-        is_whole = 1 - _LACKING <= upper.sum() + lost <= 1 + _MOST_MASS
-        if not (is_whole and lower.sum() <= 1 + _LACKING):
+        grids.append(grid)
+        points.append(with_splits(center + grid * spacing))
+        split_at_values(points[-1], losses, _AT_POINT * spacing)
+    bins = _bins(direction, points, spacing)
+    uppers, lowers, infinite = [], [], 0.0
+    displaced = _displacement(steps, points)
+    for step, grid, each, here in zip(steps, grids, points, bins, strict=True):
+        masses, lost = lattice.upper_masses(each, here)
+        masses = lattice.joined_bins(each, masses)
+        if not _is_whole(masses, lost):
             return None
-        infinite += count * lost
-        displaced += count * (lattice.displacement(loss) + off)
-        centers.append(count * center)
-        summands.append([Summand(grid, points[::2], m, count) for m in (lower, upper)])
-    curves, window = [], (plan.tilt, plan.log_cut, plan.epsilon, most_cells)
-    for up, parts in enumerate(zip(*summands, strict=True)):
-        whole = lattice_sum(parts, spacing, math.fsum(centers), *window)
-        if whole is None:
+        infinite += step.count * lost
+        uppers.append(Summand(grid, each[::2], masses, step.count))
+        masses = lattice.lower_masses(each, here)
+        if not masses.sum() <= 1 + _LACKING:
             return None
-        whole = whole._replace(shift=whole.shift + displaced)
-        curves.append(Curve.of(whole, infinite, up=bool(up)))
-    return curves[0], curves[1]
+        lowers.append(Summand(grid, each[::2], masses, step.count))
+        if isinstance(step.loss, lattice.Finite):
+            displaced += step.count * _AT_POINT * spacing
+    offset = math.fsum(
+        step.count * center for step, center in zip(steps, centers, strict=True)
+    )
+    return Lattice(spacing, offset, uppers, lowers, infinite, displaced)
+
+
+def _bins(
+    direction: Direction, points: Sequence[np.ndarray], spacing: float
+) -> list[BinMasses]:
+    """Returns the probabilities of the bins between the points of every step."""
+    steps, backward = direction.steps, direction.backward
+    smooth = [not isinstance(step.loss, lattice.Finite) for step in steps]
+    some = list(itertools.compress(steps, smooth))
+    places = list(itertools.compress(points, smooth))
+    tails = iter(_tails(some, places, backward=backward))
+    return [
+        lattice.bins_of_values(
+            each, step.loss, backward=backward, slack=_AT_POINT * spacing
+        )
+        if isinstance(step.loss, lattice.Finite)
+        else lattice.bin_masses(each, *next(tails))
+        for step, each in zip(steps, points, strict=True)
+    ]
 
 
 def _anchors(
@@ -394,33 +497,69 @@ def _anchors(
     return (places[order], weight[order]) if len(order) else only_peak
 
 
-def _center(
-    loss: Profile, places: np.ndarray, spacing: float, *, backward: bool
-) -> float:
-    """Returns the first anchor; a peak is moved to ``log(P / Q)`` of its bin."""
+def _centered(
+    direction: Direction, anchors: Sequence[Sequence[float]], spacing: float
+) -> list[float]:
+    """Returns the first anchors; a peak is moved to ``log(P / Q)`` of its bin."""
     # Off the lattice a peak narrower than the spacing would cost a whole bin.
-    center = float(places[0])
-    if isinstance(loss, lattice.Finite):
-        # Several atoms in one cell are treated as a peak.
-        losses, log_mass = lattice.atoms_of(loss, backward=backward)
-        near = np.abs(losses - center) < _ONE_CELL * spacing
-        if near.sum() > 1:
-            losses, log_mass = losses[near], log_mass[near]
-            center = log_sum(log_mass) - log_sum(log_mass - losses)
-            center -= _BESIDE_PEAK * spacing
-        return center
-    if len(places) > 1:
-        return center
+    centers = [each[0] for each in anchors]
+    for i, step in enumerate(direction.steps):
+        if isinstance(step.loss, lattice.Finite):
+            # Several atoms in one cell are treated as a peak.
+            losses, log_mass = lattice.atoms_of(step.loss, backward=direction.backward)
+            near = np.abs(losses - centers[i]) < _ONE_CELL * spacing
+            if near.sum() > 1:
+                losses, log_mass = losses[near], log_mass[near]
+                centers[i] = log_sum(log_mass) - log_sum(log_mass - losses)
+                centers[i] -= _BESIDE_PEAK * spacing
+    peaks = [
+        i
+        for i, step in enumerate(direction.steps)
+        if not isinstance(step.loss, lattice.Finite) and len(anchors[i]) == 1
+    ]
     # The bin around 0 of a symmetric loss is centered already.
-    for _ in range(0 if loss.is_symmetric else _MOST_MOVES):
-        points = center + spacing * np.array([-0.5, 0.5])
-        bins = lattice.bins_of_profile(points, loss, backward=backward)
-        (mass,), (found,) = lattice.merged_losses(points, bins)
-        if not (mass > _PEAK_MASS and points[0] < found < points[1]):
-            break
-        before, center = center, float(found)
-        if abs(center - before) <= _NEAR_PEAK * spacing:
-            break
+    moving = [i for i in peaks if not direction.steps[i].loss.is_symmetric]
+    half = np.array([-0.5, 0.5]) * spacing
+    for _ in range(_MOST_MOVES):
+        steps = [direction.steps[i] for i in moving]
+        points = [centers[i] + half for i in moving]
+        tails = _tails(steps, points, backward=direction.backward)
+        before, moving = moving, []
+        for i, grid, own in zip(before, points, tails, strict=True):
+            mass, loss = lattice.merged_losses(grid, lattice.bin_masses(grid, *own))
+            if mass[0] > _PEAK_MASS and grid[0] < loss[0] < grid[1]:
+                if abs(loss[0] - centers[i]) > _NEAR_PEAK * spacing:
+                    moving.append(i)
+                centers[i] = float(loss[0])
     # Slightly towards 0: as ``E_Q[P / Q] = 1``, the other losses leave more room for
     # gaps on that side. Without room the cell beside the peak would keep nothing of it.
-    return center - math.copysign(_BESIDE_PEAK * spacing + _LEAST_BESIDE, center)
+    for i in peaks:
+        beside = _BESIDE_PEAK * spacing + _LEAST_BESIDE
+        centers[i] -= math.copysign(beside, centers[i])
+    return centers
+
+
+def _ends(
+    laid: Lattice, plan: Plan, target: Target, known: Estimate | None, most_cells: int
+) -> tuple[Interval, Estimate] | None:
+    """Returns certified ends and an estimate; None if there are too many cells."""
+    curves, window = [], (plan.tilt, plan.log_cut, plan.epsilon, most_cells)
+    for summands, infinite, up in (
+        (laid.lowers, 0.0, False),
+        (laid.uppers, laid.infinite, True),
+    ):
+        whole = lattice_sum(summands, laid.spacing, laid.offset, *window)
+        if whole is None:
+            return None
+        whole = whole._replace(shift=whole.shift + laid.displaced)
+        curves.append(Curve.of(whole, infinite, up=up))
+    lower_curve, upper = curves
+    near = known.epsilon if known else plan.epsilon
+    if not target.of_epsilon:
+        log_delta, slope = upper.estimate(target.given)
+        low, high = (c.log_delta(target.given) for c in (lower_curve, upper))
+        return Interval(low, high), Estimate(target.given, log_delta, slope)
+    at = upper.estimated_epsilon(target.given, near)
+    estimate = Estimate(at, target.given, upper.estimate(at)[1])
+    ends = (c.epsilon(target.given, at) for c in (lower_curve, upper))
+    return Interval(*ends), estimate

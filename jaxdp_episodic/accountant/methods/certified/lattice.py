@@ -6,6 +6,7 @@ References: Doroshenko et al. (2022), arXiv:2207.04380; docs/theory.md, "Certifi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -60,22 +61,31 @@ class BinMasses(NamedTuple):
     below: float  # upper bound of the P-probability below the first point
 
 
-def evaluate_tails(loss: Profile, points: np.ndarray) -> tuple[Tails, Tails]:
-    """Returns the forward and backward tails of one step at its ``|points|``."""
-    u, least = np.abs(points), _least_loss(loss)
-    displaced = np.where(u < least, 2 * least, 0.0) + loss.tail_displacement(u)
-    displaced = displaced + loss_rounding(u)
-    every = loss.map(lambda field: np.full(u.shape, field))
+def evaluate_tails(
+    losses: Sequence[Profile], points: Sequence[np.ndarray]
+) -> list[tuple[Tails, Tails]]:
+    """Returns (forward, backward) tails of each step at its ``|points|``, (m_i,)."""
+    lengths = [len(p) for p in points]
+    flat = np.abs(np.concatenate(points))
+    every = type(losses[0]).stack(list(losses)).map(lambda f: np.repeat(f, lengths))
+    least = _least_loss(every)
+    displaced = np.where(flat < least, 2 * least, 0.0) + every.tail_displacement(flat)
+    displaced = displaced + loss_rounding(flat)
+    u = np.maximum(flat, least)
     chunk = min(_CHUNKS.numpy, max(_TERMS_AT_ONCE // every.terms_of_profile, 16))
-    arrays = np.maximum(u, least), every
     own, own_scaled, other, other_scaled = in_chunks(
-        _log_tails, arrays, _CHUNKS._replace(numpy=chunk)
+        _log_tails, (u, every), _CHUNKS._replace(numpy=chunk)
     )
     relative = every.profile_error()
-    return (
-        _tails(own, own_scaled, displaced, relative),
-        _tails(other, other_scaled, displaced, relative),
+    cuts = np.cumsum(lengths)[:-1]
+    forward, backward = (
+        [np.split(a, cuts) for a in _tails(*logs, displaced, relative)]
+        for logs in ((own, own_scaled), (other, other_scaled))
     )
+    return [
+        (Tails(*(a[i] for a in forward)), Tails(*(a[i] for a in backward)))
+        for i in range(len(points))
+    ]
 
 
 def displacement(loss: Profile) -> float:
@@ -126,12 +136,6 @@ def _tails_kernel(u: Array, loss: Profile) -> tuple[Array, Array, Array, Array]:
 
 
 _log_tails = float64_boundary(_tails_kernel)
-
-
-def bins_of_profile(points: np.ndarray, loss: Profile, *, backward: bool) -> BinMasses:
-    """Returns the probabilities of the bins of one direction of a step."""
-    own, other = evaluate_tails(loss, points)
-    return bin_masses(points, *((other, own) if backward else (own, other)))
 
 
 def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:

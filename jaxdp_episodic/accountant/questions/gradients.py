@@ -82,8 +82,10 @@ _ENOUGH = 1e-8
 _LARGEST_ERROR = 1e-6
 # Width of differences on one contour, as a share of the scale.
 _HELD_SHARE = 2e-5
-# Shares and largest error for certified ends, which are accurate to about 1e-5.
-_OF_BOUNDS = (0.0625,), np.inf
+# Widths for certified ends, which are accurate to about 1e-5; and the largest relative
+# distance of the derivatives by both.
+_OF_BOUNDS = (0.0625, 0.03125)
+_BOUNDS_WITHIN = 1e-2
 # Smallest distance of a rate from 1 at which it has a derivative, and the distance
 # below which one-sided differences are tried as well.
 LEAST_FROM_ONE = 1e-10
@@ -119,9 +121,9 @@ def epsilon_and_gradient(
 
     The derivative is *NaN*, never a wrong number, where it is unknown:
 
-    * epsilon is ``inf`` or only a certified bound (`PrivacyInfo.is_certified_bound`),
-      except by "noise_multiplier", where differences of bounds are accurate to about
-      1e-3;
+    * epsilon is ``inf``;
+    * epsilon is a certified bound (`PrivacyInfo.is_certified_bound`), differences of
+      which are accurate to about 1e-3, and two widths disagree by 1e-2;
     * differences of several widths disagree by 1e-6, as next to a kink, where another
       path or direction becomes the worst;
     * a rate is at an end of its range (a probability of 0, or within 1e-10 of 1; a size
@@ -155,10 +157,7 @@ def epsilon_and_gradient(
     runs, shape = api.checked_runs(step, num_steps, delta=delta)
     _, counts = parts_of(step, num_steps)
     counts = [np.broadcast_to(np.asarray(n, np.float64), shape) for n in counts]
-    value, info = api.epsilon(
-        step, delta=delta, num_steps=num_steps, method=method, return_info=True
-    )
-    is_bound = info.is_certified_bound
+    value = api.epsilon(step, delta=delta, num_steps=num_steps, method=method)
     gradient = {}
     for name, fields in wanted.items():
 
@@ -169,14 +168,7 @@ def epsilon_and_gradient(
             return question, _moved_runs(some, numbers, f, displacement)
 
         scale = _scale_of_fields(parts, counts, fields, shape)
-        row = slope(moved, value, scale.where(~is_bound), method)
-        if name.partition("[")[0] == NOISE:
-            ends = functools.partial(_answers, moved, method)
-            wide = difference(
-                ends, scale.where(is_bound & np.isfinite(value)), *_OF_BOUNDS
-            )
-            row = np.where(is_bound, wide, row)
-        gradient[name] = row[()]
+        gradient[name] = slope(moved, value, scale, method)[()]
     return value, gradient
 
 
@@ -194,7 +186,28 @@ def slope(
     by = worst_path.CONTOUR if method == "exact" else method
     values = functools.partial(_answers, moved, by, is_exact=True)
     others = difference(values, scale.where(np.isnan(found)))
-    return np.where(np.isnan(found), others, found).reshape(np.shape(answer))
+    found = np.where(np.isnan(found), others, found)
+    if method == "exact" and held:
+        unknown = np.flatnonzero(np.isnan(found) & np.isfinite(np.ravel(answer)))
+        found[unknown] = _slope_of_bounds(moved, unknown, scale)
+    return found.reshape(np.shape(answer))
+
+
+def _slope_of_bounds(moved: Moved, index: np.ndarray, scale: Scale) -> np.ndarray:
+    """The derivatives of some answers that are certified bounds; NaN for others."""
+    if not index.size:
+        return np.empty(0)
+    with using_engine("numpy"):
+        bounds = worst_path.answer(*moved(np.zeros((1, index.size)), index), "exact")
+    size, rises, _ = (part[index] for part in scale)
+    size = np.where(bounds.is_certified.reshape(-1), size, 0.0)
+    ends = functools.partial(_answers, moved, "exact")
+    wide, narrow = (
+        _difference(lambda d, i: ends(d, index[i]), size, rises + 0.0, (share,), np.inf)
+        for share in _OF_BOUNDS
+    )
+    near = np.abs(wide - narrow) <= _BOUNDS_WITHIN * np.abs(wide)
+    return np.where(near, wide, np.nan)
 
 
 def _answers(

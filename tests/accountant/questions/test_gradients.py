@@ -128,10 +128,18 @@ def test_no_loss_and_unknown_epsilon():
     assert value.shape == gradient["noise_multiplier"].shape == (0,)
     # Epsilon is certified where draws of the unit overlap with nothing.
     step = jde.GaussianStep(poisson("a", 0.1), noise_multiplier=0.1)
-    _, gradient = jde.epsilon_and_gradient(step, delta=DELTA, num_steps=30)
-    hits = partial(little_noise.epsilon_of_hits, DELTA, 30, 0.1)
-    true = difference(lambda x: hits(1 / x, *np.log([0.1, 0.9])), 0.1)
-    assert gradient["noise_multiplier"] == pytest.approx(true, rel=1e-3)
+    names = "noise_multiplier", "a.sampling_probability"
+    _, gradient = jde.epsilon_and_gradient(step, delta=DELTA, num_steps=30, wrt=names)
+
+    def of_hits(x: float, p: float) -> float:
+        log_rates = np.log([p, 1 - p])
+        return little_noise.epsilon_of_hits(DELTA, 30, p, 1 / x, *log_rates)
+
+    for name, function in (
+        (names[0], lambda x: of_hits(x, 0.1)),
+        (names[1], lambda p: of_hits(0.1, p)),
+    ):
+        assert gradient[name] == pytest.approx(difference(function, 0.1), rel=1e-3)
 
 
 def test_renyi_bounds_by_differences():

@@ -61,7 +61,7 @@ def gradient_canaries(
     # clip unit, which contribute the opposite: the theorem's worst case.
     chosen, marks = _chosen(data, step, number, generator)
     table = chosen.table
-    flat = table.features.reshape(table.num_examples, -1).astype(np.float32)
+    flat = np.asarray(table.features[:], np.float32).reshape(table.num_examples, -1)
     marked = np.concatenate([flat, marks[:, None]], axis=1)
     substitutes = None
     if step.neighboring_relation == "replace_one":

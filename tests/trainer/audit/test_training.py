@@ -19,6 +19,7 @@ from jaxdp_episodic.trainer.audit.canaries import (
     gradient_canaries,
     input_canaries,
 )
+from jaxdp_episodic.trainer.data.stored import Records, load_stored, store
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.private_gradient import clip_by_norm
 from jaxdp_episodic.trainer.learners.episode import Block, contribution_loss, to_episode
@@ -280,6 +281,18 @@ def test_a_canary_example_is_added_to_its_world():
     # The others of its class carry the opposite mark in both worlds.
     assert (one.features[:, -1] == -1).sum() == 6
     assert (without.features[:, -1] == -1).sum() == 6
+
+
+def test_canaries_among_stored_data_are_those_among_data_in_memory(tmp_path):
+    numbers = DATA.with_features(np.arange(DATA.num_examples))
+    kept = DATA.features.dtype, DATA.features.shape[1:], None
+    made = Records(numbers, *kept, lambda rows: [DATA.features[rows]])
+    store(tmp_path / "out", {"train": made}, made_from={})
+    one, other = (
+        gradient_canaries(data, GROUPED, 4, generator()).table.features
+        for data in (load_stored(tmp_path / "out"), DATA)
+    )
+    np.testing.assert_array_equal(one, other)
 
 
 def test_canary_classes_are_emptied_and_replaced_canaries_flip_their_mark():

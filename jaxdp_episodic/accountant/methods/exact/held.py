@@ -93,7 +93,12 @@ def _change(sides: Any, answer: np.ndarray, effort: Any, backward: float) -> np.
             # What is subtracted is each side's: without its atom the integrand decays.
             variance = np.where(contour.bulk.variance > 0, bulk.variance, 0.0)
             own = contour._replace(bulk=bulk._replace(variance=variance))
-            parts += search(cut, epsilon, epsilon, own, steps, blocks, True)[:3]
+            value, error, slope = search(
+                cut, epsilon, epsilon, own, steps, blocks, True
+            )
+            # A contour says nothing there; see `mgf.Steps`.
+            apart = np.any([one.lie_apart for one in steps], axis=0)
+            parts += value, np.where(apart, np.inf, error), slope
         return tuple(parts)
 
     low, error, slope, high, other, other_slope = in_chunks(on_chunk, arrays, _CHUNKS)

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 64_014,
+    "jaxdp_episodic": 64_016,
     "jaxdp_episodic/accountant/describe": 3_978,
     "jaxdp_episodic/accountant/losses": 5_280,
     "jaxdp_episodic/accountant/methods": 6_196,
@@ -336,7 +336,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/run": 6_633,
     "jaxdp_episodic/trainer/audit": 1_844,
     "jaxdp_episodic/tools/requests": 769,
-    "jaxdp_episodic/tools/sweep": 1_101,
+    "jaxdp_episodic/tools/sweep": 1_103,
     "jaxdp_episodic/tools/plan": 2_120,
     "jaxdp_episodic/tools/plots": 1_214,
     "jaxdp_episodic/tools/book": 1_134,

@@ -476,8 +476,10 @@ class RayEngine:
             there = ray.put(sweep)
             # A few tasks for every slot of the cluster.
             width = 2 * max(2, int(ray.cluster_resources().get("CPU", 1)))
-            begin = lambda number: task.remote(there, number).future()  # noqa: E731
-            for number, done in _in_work(numbers, width, begin):
+            work = _in_work(
+                numbers, width, lambda number: task.remote(there, number).future()
+            )
+            for number, done in work:
                 try:
                     yield done.result()
                 except ray.exceptions.RayError as error:

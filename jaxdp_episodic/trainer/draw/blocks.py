@@ -34,12 +34,10 @@ class BlockExamples:
     slots: int | None
     ways: int  # classes per episode
     size: int  # examples per class of an episode
-    num_classes: int  # of the data
     leaves_null: bool  # whether an episode with an unfilled slot must contribute zero
-    # (P * C + 1,) int64, first index in ``order`` of each (person, class) pair.
-    starts: np.ndarray
-    order: np.ndarray  # (R,) the examples, sorted by person and class
-    classes: np.ndarray  # (R,) the class of each entry of ``order``
+    own: list[np.ndarray]  # the examples of each person
+    class_of: np.ndarray  # (R,) the class of each example
+    num_classes: int  # of the data
 
     @classmethod
     def of(
@@ -75,9 +73,6 @@ class BlockExamples:
                 f"classes in the data, {number}, got {ways}"
             )
         class_of = np.repeat(np.arange(number), sizes)
-        order = np.lexsort((class_of, owners.codes))
-        key = owners.codes[order] * number + class_of[order]
-        counts = np.bincount(key, minlength=len(owners.names) * number)
         slots = None
         if among_slots:
             stated = of_classes.population
@@ -86,19 +81,13 @@ class BlockExamples:
                     f"level {of_classes.name!r}: population must be the number of "
                     f"classes in the data, {number}, got {stated!r}"
                 )
-            slots = _checked_slots(
-                of_examples, counts.reshape(-1, number), design, owners
-            )
-        return cls(
-            slots,
-            ways,
-            int(np.asarray(of_examples.size)),
-            number,
-            leaves_null,
-            np.append(0, np.cumsum(counts)),
-            order,
-            class_of[order],
-        )
+            counts = np.zeros((len(owners.names), number), np.int64)
+            np.add.at(counts, (owners.codes, class_of), 1)
+            slots = _checked_slots(of_examples, counts, design, owners)
+        order = np.argsort(owners.codes, kind="stable")
+        ends = np.cumsum(np.bincount(owners.codes, minlength=len(owners.names)))
+        size, own = int(np.asarray(of_examples.size)), np.split(order, ends[:-1])
+        return cls(slots, ways, size, leaves_null, own, class_of, number)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -110,74 +99,23 @@ class BlockExamples:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Does what `fill_slots` does, for (J, people per block) indices of people."""
         shape = len(people), *self.widths
-        draw = self._among_filled if self.slots is None else self._among_slots
-        drawn = draw(people, generator).reshape(shape)
-        # Drawn examples first; they are in random order already.
-        order = np.argsort(drawn < 0, axis=-1, kind="stable")
-        drawn = np.take_along_axis(drawn, order, axis=-1)
-        mask = drawn >= 0
+        examples, mask = np.zeros(shape, np.int64), np.zeros(shape, bool)
+        for episode, block in enumerate(people):
+            theirs = [self.own[person] for person in block[block >= 0]]
+            there = np.concatenate([self.class_of[:0], *theirs])
+            class_of, classes = self.class_of[there], np.arange(self.num_classes)
+            if self.slots is None:
+                counts = np.bincount(class_of, minlength=self.num_classes)
+                classes = np.flatnonzero(counts >= self.size)
+            for way, one in enumerate(generator.permutation(classes)[: self.ways]):
+                filled = there[class_of == one]
+                number = len(filled) if self.slots is None else self.slots
+                slots = generator.choice(number, self.size, replace=False)
+                drawn = filled[slots[slots < len(filled)]]
+                examples[episode, way, : len(drawn)] = drawn
+                mask[episode, way, : len(drawn)] = True
         is_null = np.logical_and(~mask.all(axis=(1, 2)), self.leaves_null)
-        return np.maximum(drawn, 0), mask, is_null
-
-    def _among_slots(
-        self, people: np.ndarray, generator: np.random.Generator
-    ) -> np.ndarray:
-        """Returns (J * ways, size) examples, -1 where a slot is not filled."""
-        number = len(people)
-        counts = np.full(number, self.num_classes)
-        classes = tree_draw.without_replacement(counts, self.ways, generator).child
-        people = np.repeat(people, self.ways, axis=0)  # (J * ways, b)
-        first, count = self._ranges(people, classes[:, None])
-        assert self.slots is not None
-        public = np.full(len(people), self.slots)
-        slot = tree_draw.without_replacement(public, self.size, generator).child
-        slot = slot.reshape(len(people), self.size)
-        ends = np.cumsum(count, axis=1)
-        # The people of a block fill its slots one after another.
-        owner = np.sum(slot[:, :, None] >= ends[:, None, :], axis=2)
-        filled = slot < ends[:, -1:]
-        owner = np.where(filled, owner, 0)
-        begins = np.take_along_axis(first - ends + count, owner, axis=1)
-        place = np.where(filled, begins + slot, 0)
-        return np.where(filled, self.order[place], tree_draw.NULL)
-
-    def _among_filled(
-        self, people: np.ndarray, generator: np.random.Generator
-    ) -> np.ndarray:
-        """Returns (J * ways, size) examples of classes with enough; -1: no class."""
-        number, classes = len(people), np.arange(self.num_classes)
-        first, _ = self._ranges(people, classes[:1])
-        last, rest = self._ranges(people, classes[-1:])
-        lengths = np.where(people < 0, 0, last + rest - first)
-        row = np.repeat(np.arange(number), lengths.sum(axis=1))
-        offset = np.arange(len(row)) - np.repeat(
-            np.cumsum(lengths) - lengths.ravel(), lengths.ravel()
-        )
-        place = np.repeat(first.ravel(), lengths.ravel()) + offset
-        key = row * self.num_classes + self.classes[place]
-        shuffled = np.lexsort((generator.random(len(key)), key))
-        place, key = place[shuffled], key[shuffled]
-        groups, begins, counts = np.unique(key, return_index=True, return_counts=True)
-        enough = counts >= self.size
-        groups, begins = groups[enough], begins[enough]
-        of_row = groups // self.num_classes
-        chosen = np.lexsort((generator.random(len(groups)), of_row))
-        rank = tree_draw.rank_within(of_row[chosen], number)
-        kept, rank = chosen[rank < self.ways], rank[rank < self.ways]
-        drawn = np.full((number * self.ways, self.size), tree_draw.NULL)
-        drawn[of_row[kept] * self.ways + rank] = self.order[
-            place[begins[kept][:, None] + np.arange(self.size)]
-        ]
-        return drawn
-
-    def _ranges(
-        self, people: np.ndarray, classes: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns first index in ``order``, and number, of each person's examples."""
-        key = np.where(people < 0, 0, people) * self.num_classes + classes
-        first = self.starts[key]
-        count = np.where(people < 0, 0, self.starts[key + 1] - first)
-        return first, count
+        return examples, mask, is_null
 
 
 def _levels(design: PeopleBlocks) -> tuple[WithoutReplacement, WithoutReplacement]:

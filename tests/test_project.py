@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 63_954,
+    "jaxdp_episodic": 63_934,
     "jaxdp_episodic/accountant/describe": 3_978,
     "jaxdp_episodic/accountant/losses": 5_280,
     "jaxdp_episodic/accountant/methods": 6_196,
@@ -326,14 +326,14 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/questions": 6_309,
     "jaxdp_episodic/accountant/bounds": 1_950,
     "jaxdp_episodic/accountant/interop": 1_736,
-    "jaxdp_episodic/accountant/report": 2_071,
+    "jaxdp_episodic/accountant/report": 2_074,
     "jaxdp_episodic/trainer/data": 3_531,
     "jaxdp_episodic/trainer/draw": 1_486,
     "jaxdp_episodic/trainer/config": 1_363,
     "jaxdp_episodic/trainer/gradient": 1_475,
     "jaxdp_episodic/trainer/learners": 2_288,
     "jaxdp_episodic/trainer/statistics": 1_299,
-    "jaxdp_episodic/trainer/run": 6_633,
+    "jaxdp_episodic/trainer/run": 6_610,
     "jaxdp_episodic/trainer/audit": 1_844,
     "jaxdp_episodic/tools/requests": 769,
     "jaxdp_episodic/tools/sweep": 1_103,

@@ -24,7 +24,7 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import groupby
@@ -44,6 +44,10 @@ from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.json_file import parse_json
 
 T = TypeVar("T")
+Texts = Sequence[tuple[str, str, str]]
+"""Kind, key and value of rows of ``texts``."""
+Charges = Sequence[tuple[int, int, int, bytes]]
+"""Rows of ``charges``."""
 STORE = "run.sqlite"
 FORMAT = "jaxdp-episodic run"
 VERSION = 1
@@ -159,14 +163,17 @@ class RunFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # By the name: closing a database drops all locks of this process on it.
+        is_old = path.suffix == ".jsonl"
         try:
             check_plain_file(path)
-            sqlite_file.refuse_lost_commits(path)
+            if not is_old:
+                sqlite_file.refuse_lost_commits(path)
         except ValueError as error:
             raise LedgerError(str(error)) from None
         with refusing(path):
-            self.lacks_log = _lacks_log(path)
-            self._db = self._connected()
+            self.lacks_log = not is_old and _lacks_log(path)
+            self._db = _old_database(path) if is_old else self._connected()
             try:
                 self._check()
             except BaseException:
@@ -299,108 +306,105 @@ class RunFile:
         self.close()
 
 
-class OldLedger:
-    """A ledger of version 0.2: JSON lines with hashes, and a line ``1`` per charge."""
+def write_rows(db: sqlite3.Connection, texts: Texts, charges: Charges = ()) -> None:
+    """Makes the tables of an empty database, and writes their rows."""
+    for table in TABLES.values():
+        db.execute(table)
+    db.executemany(
+        "INSERT INTO texts (kind, key, value, hash) VALUES (?, ?, ?, ?)",
+        [(*text, text_hash(*text)) for text in texts],
+    )
+    db.executemany("INSERT INTO charges VALUES (?, ?, ?, ?)", charges)
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._text = path, ""
-        self.steps: dict[int, tuple[str, str, bytes]] = {}
-        self.openings: list[Opening] = []
-        self.sessions: list[str] = []  # random names of the processes
-        self.has_ended = self.is_closed = False
-        self._runs: list[list[Any]] = []  # step, process, number of charges
-        self._step, self._process, self.charged = 0, "", 0
-        try:
-            check_plain_file(path)
-        except ValueError as error:
-            raise LedgerError(f"ledger {error}") from None
-        digest, size = hashlib.sha256(), 0
-        header: dict[str, Any] = {}
-        with path.open("rb") as file:
-            while line := file.readline(MOST_DESCRIBED + 1):
-                if line == _CHARGE or (header and _CHARGE.startswith(line)):
-                    self._charge()
-                elif not line.endswith(b"\n") and line.startswith(b"{") and header:
-                    self.is_closed = False  # interrupted by a crash
-                    break
-                else:
-                    body, end = line[:-_HASH_BYTES], digest.copy()
-                    end.update(body)
-                    hashed = f',"hash":"{end.hexdigest()}"}}\n'.encode()
-                    if line[-_HASH_BYTES:] != hashed:
-                        raise LedgerError(f"{path}: a line was changed or removed")
-                    record, size = as_json(path, body + b"}"), size + len(line)
-                    if size > MOST_DESCRIBED:
-                        raise LedgerError(f"{path}: more than {MOST_DESCRIBED:,} bytes")
-                    if header:
-                        self._take(record, header)
-                    else:
-                        header = record
-                digest.update(line)
-        known = header.pop("format", None), header.pop("version", None)
-        if known != (_OLD_FORMAT, 1):
-            raise LedgerError(f"{path} is not a ledger of a known version")
-        try:
-            target = {key: header.pop(key) for key in ("run", "epsilon", "delta")}
-            target["epsilon"] = float(target["epsilon"])
-            self.facts_text = facts_text(
-                **target, is_seeded=header.pop("seeded"), **header
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise LedgerError(f"{path} is damaged: {error!r}") from None
-        self.facts = checked_facts(path, self.facts_text)
-        self.start = text_hash(FACTS, "", self.facts_text)
 
-    def _charge(self) -> None:
-        if not self._step:
-            raise LedgerError(f"{self.path}: a charge precedes the first step")
-        now = [self._step, self._process]
-        if not self._runs or self._runs[-1][:2] != now:
-            self._runs.append([*now, 0])
-        self._runs[-1][2] += 1
-        self.charged, self.is_closed = self.charged + 1, False
+# --- Ledgers of version 0.2: JSON lines with hashes, and a line ``1`` per charge ---
 
-    def _take(self, record: dict[str, Any], header: dict[str, Any]) -> None:
-        if record.get("charged", self.charged) != self.charged:
-            raise LedgerError(f"{self.path}: a count differs from the lines before it")
-        if "adaptive" in record:
+
+def _old_database(path: Path) -> sqlite3.Connection:
+    """Returns what an old ledger would be as a database, in memory."""
+    rows = old_rows(path)
+    db = sqlite3.connect(":memory:")
+    write_rows(db, *rows)
+    return db
+
+
+def old_rows(path: Path) -> tuple[Texts, Charges]:
+    """Returns the texts and charges of an old ledger; the facts come first."""
+    header: dict[str, Any] = {}
+    texts = [(FACTS, "", "")]
+    charged: list[tuple[int, int]] = []  # rows of the step and of the opening
+    places: dict[str, int] = {}  # rows of the steps
+    step, opening, is_closed = 0, 0, False
+    for record in _old_records(path):
+        if record is None:
+            if not step:
+                raise LedgerError(f"{path}: a charge precedes the first step")
+            if not opening:  # of a process that wrote none
+                texts.append((OPENING, "", json.dumps({"charged": 0})))
+                opening = len(texts)
+            charged.append((step, opening))
+        elif not header:
+            header = record
+        elif record.get("charged", len(charged)) != len(charged):
+            raise LedgerError(f"{path}: a count differs from the lines before it")
+        elif "adaptive" in record:
             header["adaptive"] = record["adaptive"]
         elif "step" in record or "option" in record:
-            name = record.get("option", f"phase {len(self.steps) + 1}")
-            value = described(record.get("step"))
-            kinds = {kind[0]: place for place, kind in self.steps.items()}
-            self._step = kinds.get(name, len(self.steps) + 1)
-            self.steps[self._step] = (name, value, text_hash(STEP, name, value))
+            name = record.get("option", f"phase {len(places) + 1}")
+            if name not in places:
+                texts.append((STEP, name, described(record.get("step"))))
+            step = places.setdefault(name, len(texts))
         elif "opened" in record:
-            environment = dict(record["opened"])
-            self._process = str(environment.pop("process", ""))
-            self.sessions.append(self._process)
-            self.openings.append(Opening(self.charged, environment))
+            environment = {**record["opened"], "charged": len(charged)}
+            name = str(environment.pop("process", ""))
+            texts.append((OPENING, name, json.dumps(environment)))
+            opening = len(texts)
         elif "ended" in record:
-            self.has_ended = True
-        self.is_closed = record.keys() == {"charged"}
-
-    def charges(self) -> Iterator[Charge]:
-        """Yields the charges in order."""
-        before, number = self.start, 0
-        for step, process, count in self._runs:
-            for _ in range(count):
-                number += 1
-                before = next_hash(before, number, self.steps[step][2], process)
-                yield Charge(number, step, process, before)
-
-    def log(self) -> list[dict[str, Any]]:
-        """Returns []: the log was another file."""
-        return []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
+            texts.append((ENDED, "", "true"))
+        is_closed = record is not None and record.keys() == {"charged"}
+    if is_closed and opening:
+        texts.append((CLOSED, texts[opening - 1][1], "true"))
+    if (header.pop("format", 0), header.pop("version", 0)) != (_OLD_FORMAT, 1):
+        raise LedgerError(f"{path} is not a ledger of a known version")
+    try:
+        header["epsilon"] = float(header["epsilon"])
+        facts = facts_text(is_seeded=header.pop("seeded"), **header)
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerError(f"{path} is damaged: {error!r}") from None
+    checked_facts(path, facts)
+    texts[0] = FACTS, "", facts
+    hashes, rows = [text_hash(*text) for text in texts], []
+    before = hashes[0]
+    for number, (step, opening) in enumerate(charged, start=1):
+        before = next_hash(before, number, hashes[step - 1], texts[opening - 1][1])
+        rows.append((number, step, opening, before))
+    return texts, rows
 
 
-def run_file(path: Path) -> Any:
+def _old_records(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Yields the records of an old ledger, each checked; None for a charge."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while line := file.readline(MOST_DESCRIBED + 1):
+            if line == _CHARGE or (size and _CHARGE.startswith(line)):
+                yield None
+            elif not line.endswith(b"\n") and line.startswith(b"{") and size:
+                yield {}  # interrupted by a crash
+                return
+            else:
+                body, end = line[:-_HASH_BYTES], digest.copy()
+                end.update(body)
+                hashed = f',"hash":"{end.hexdigest()}"}}\n'.encode()
+                if line[-_HASH_BYTES:] != hashed:
+                    raise LedgerError(f"{path}: a line was changed or removed")
+                size += len(line)
+                if size > MOST_DESCRIBED:
+                    raise LedgerError(f"{path}: more than {MOST_DESCRIBED:,} bytes")
+                yield as_json(path, body + b"}")
+            digest.update(line)
+
+
+def run_file(path: Path) -> RunFile:
     """Opens the folder of a run, its file, or a ledger of version 0.2."""
     if path.is_dir():
         name = next((n for n in (STORE, OLD_LEDGER) if (path / n).exists()), None)
@@ -409,8 +413,7 @@ def run_file(path: Path) -> Any:
         if name is None:
             raise FileNotFoundError(f"{path} has no {STORE}: give the folder of a run")
         path = path / name
-    # Decide by the name: closing a database drops all locks of this process on it.
-    return OldLedger(path) if path.suffix == ".jsonl" else RunFile(path)
+    return RunFile(path)
 
 
 # --- What the file says ---
@@ -509,7 +512,7 @@ def read_ledger(path: Path) -> LedgerContent:
         return content_of(run)
 
 
-def content_of(run: Any) -> LedgerContent:
+def content_of(run: RunFile) -> LedgerContent:
     """Returns the content of an open run; see `read_ledger`."""
     facts, path, adaptive = run.facts, run.path, None
     if "adaptive" in facts:

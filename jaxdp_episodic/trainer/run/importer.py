@@ -20,12 +20,10 @@ import jax
 import numpy as np
 
 from jaxdp_episodic.accountant.report.ledger_file import (
-    FACTS,
     OLD_LEDGER,
-    STEP,
     STORE,
     LedgerError,
-    OldLedger,
+    old_rows,
 )
 from jaxdp_episodic.files.atomic import sync_folder
 from jaxdp_episodic.trainer.run.ledger import refuse_other_state
@@ -54,12 +52,13 @@ def import_old_run(folder: Path, like: Any) -> None:
 
 def _make_store(folder: Path, like: Any) -> None:
     try:
-        ledger = OldLedger(folder / OLD_LEDGER)
+        texts, charges = old_rows(folder / OLD_LEDGER)
+        run = json.loads(texts[0][2])["run"]
         meta, state = _checkpoint(folder / "checkpoints", like)
         name, _, size, digest = meta["ledger"]
         with open(folder / OLD_LEDGER, "rb") as file:
             seen = hashlib.sha256(file.read(size)).hexdigest()
-        if name != ledger.facts["run"] or seen != digest:
+        if name != run or seen != digest:
             raise LedgerError(
                 f"{folder}: the ledger is not the checkpoint's, or is an older copy"
             )
@@ -70,10 +69,8 @@ def _make_store(folder: Path, like: Any) -> None:
     except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
         raise LedgerError(f"the run in {folder} is damaged: {error!r}") from error
     temporary = folder / f"{STORE}.importing"
-    steps = [(STEP, kind[0], kind[1]) for kind in ledger.steps.values()]
-    new_store(temporary, [(FACTS, "", ledger.facts_text), *steps])
+    new_store(temporary, texts, charges)
     with closing(RunStore(temporary)) as store:
-        store.copy_charges(ledger)
         for record in records:
             store.note(record)
         taken = meta["charged_steps"]

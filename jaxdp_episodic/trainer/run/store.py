@@ -47,16 +47,18 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     OPENING,
     STATE,
     STEP,
-    TABLES,
     WHOLE,
+    Charges,
     LedgerError,
     RunFile,
+    Texts,
     as_json,
     described,
     facts_text,
     next_hash,
     refusing,
     text_hash,
+    write_rows,
 )
 from jaxdp_episodic.files.atomic import atomic_path, owner_only
 from jaxdp_episodic.files.json_file import plain
@@ -296,23 +298,6 @@ class RunStore(RunFile):
                 row = number, place, self._opening, link
                 db.execute("INSERT INTO charges VALUES (?, ?, ?, ?)", row)
         self._kinds[name] = place
-
-    def copy_charges(self, ledger: Any) -> None:
-        """Copies the charges of a ledger of version 0.2 into this new file."""
-        with self._commit() as db:
-            rows = {}
-            for one, session in zip(ledger.openings, ledger.sessions, strict=True):
-                value = json.dumps({**one.environment, "charged": one.charged})
-                rows[session] = self._text(OPENING, session, value)
-            for charge in ledger.charges():
-                if charge.session not in rows:  # of a process that wrote no opening
-                    value = json.dumps({"charged": 0})
-                    rows[charge.session] = self._text(OPENING, charge.session, value)
-                place = self._kinds[ledger.steps[charge.step][0]]
-                row = charge.number, place, rows[charge.session], charge.hash
-                db.execute("INSERT INTO charges VALUES (?, ?, ?, ?)", row)
-            if ledger.has_ended:
-                self._text(ENDED, "", "true")
 
     def end(self) -> None:
         """Records that an adaptive run has chosen to end."""
@@ -585,8 +570,8 @@ def create_store(
     return run
 
 
-def new_store(path: Path, texts: Sequence[tuple[str, str, str]]) -> None:
-    """Writes a run's file with these texts (kind, key, value); see `create_store`."""
+def new_store(path: Path, texts: Texts, charges: Charges = ()) -> None:
+    """Writes a run's file with these rows; see `create_store`."""
     most = max(len(value) for _, _, value in texts)
     if most > MOST_DESCRIBED // 2:
         raise ValueError(
@@ -602,12 +587,7 @@ def new_store(path: Path, texts: Sequence[tuple[str, str, str]]) -> None:
         with refusing(path), closing(connect(temporary, "rw")) as db:
             db.execute("PRAGMA journal_mode = MEMORY")  # nobody has seen the file
             db.execute("BEGIN")
-            for table in TABLES.values():
-                db.execute(table)
-            db.executemany(
-                "INSERT INTO texts (kind, key, value, hash) VALUES (?, ?, ?, ?)",
-                [(*text, text_hash(*text)) for text in texts],
-            )
+            write_rows(db, texts, charges)
             db.execute("COMMIT")
 
 

@@ -31,7 +31,7 @@ MODULES = {
     "sweep": ("pyarrow.parquet", "jaxdp_episodic.files.parquet_file"),
     "ray": ("ray", "jaxdp_episodic.tools.sweep.run"),
     "explore": ("http.server", "jaxdp_episodic.tools.explore.server"),
-    "onnx": ("onnxruntime", "jaxdp_episodic.trainer.learners.backbones"),
+    "onnx": ("onnxruntime", "jaxdp_episodic.trainer.learners.features"),
     "data": ("datasets", "jaxdp_episodic.trainer.data.adapters"),
     "dp-accounting": (
         "dp_accounting",

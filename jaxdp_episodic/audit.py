@@ -4,12 +4,16 @@ They audit described steps, releases, and runs of the trainer. See docs/audit.md
 """
 
 from jaxdp_episodic.trainer.audit.bounds import (
+    AuditRow,
     EpsilonBound,
     Guesses,
+    audit_document,
+    audit_markdown,
     best_guesses,
     clopper_pearson,
     one_run_epsilon,
     one_run_p_value,
+    release_rows,
     score_bounds,
 )
 from jaxdp_episodic.trainer.audit.game import (
@@ -19,12 +23,6 @@ from jaxdp_episodic.trainer.audit.game import (
     audit_release,
     audit_worlds,
     claimed_epsilons,
-)
-from jaxdp_episodic.trainer.audit.report import (
-    AuditRow,
-    audit_document,
-    audit_markdown,
-    release_rows,
 )
 from jaxdp_episodic.trainer.audit.training import (
     GRADIENT,

@@ -19,8 +19,7 @@ from jaxdp_episodic.trainer.config.training_adaptive import (
     StopWhenStalled,
 )
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
-from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
-from jaxdp_episodic.trainer.config.training_start import StartConfig
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig, StartConfig
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import RunEndedError
 from jaxdp_episodic.trainer.learners.adapted import film

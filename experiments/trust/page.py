@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jaxdp_episodic.accountant.report.sentences import downward, upward
 from jaxdp_episodic.audit import AuditRow, EpsilonBound, Guesses
 from jaxdp_episodic.tools.plots.figures import plot_audit
-from jaxdp_episodic.trainer.audit.report import downward, upward
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("trust.md", "audit.md", "guarantees.md")

@@ -32,7 +32,7 @@ _CLIPPED_SUM = Edit(
 )
 _DONE = "self._now = (state._replace(**self._shared(fields)), number)"
 _DRAWN = "draw_units(levels, generator)"
-_NORM = "clip_norm.longest(self.clipping) * self._longer"
+_NORM = "longest(self.clipping) * self._longer"
 
 FAULTS = (
     Fault(
@@ -314,7 +314,7 @@ FAULTS = (
     # Correlated noise: the noise, the memory, the turns and the sizes of groups.
     Fault(
         "noise of bands without the norm of their coefficients",
-        Edit(PrivateGradient.noise, _NORM, "clip_norm.longest(self.clipping)"),
+        Edit(PrivateGradient.noise, _NORM, "longest(self.clipping)"),
         band_audits.noised,
         "a contribution is in several releases, and as long as all of its shares",
         is_slow=True,

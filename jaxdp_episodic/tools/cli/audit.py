@@ -16,7 +16,7 @@ from jaxdp_episodic.tools.cli.command import Options, use_all_cores
 from jaxdp_episodic.tools.cli.flags import PROGRAM
 from jaxdp_episodic.tools.plots.figures import plot_audit
 from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
-from jaxdp_episodic.trainer.audit import report
+from jaxdp_episodic.trainer.audit import bounds
 from jaxdp_episodic.trainer.config.training_config import read_config
 
 VIOLATED = 3  # exit code
@@ -44,12 +44,12 @@ def do_audit(o: Options) -> list[str]:
         _validation.whole_number("--draws", o.draws, minimum=_FEWEST_DRAWS)
     o.out.mkdir(parents=True, exist_ok=True)
     rows = (_mechanism if o.kind == "mechanism" else _canaries)(o)
-    document = report.audit_document(
+    document = bounds.audit_document(
         rows, program=PROGRAM, kind=o.kind, seed=o.seed, file=o.file.name
     )
     text = json.dumps(document, indent=1, allow_nan=False)
     (o.out / "audit.json").write_text(text + "\n", encoding="utf-8")
-    (o.out / "audit.md").write_text(report.audit_markdown(rows), encoding="utf-8")
+    (o.out / "audit.md").write_text(bounds.audit_markdown(rows), encoding="utf-8")
     if importlib.util.find_spec("matplotlib") is not None:
         plot_audit(rows, o.out / "audit.png", title=o.file.stem)
     o.code = VIOLATED if any(row.is_violated for row in rows) else 0
@@ -74,7 +74,7 @@ def do_audit(o: Options) -> list[str]:
     return [*lines, f"{100 * o.confidence:.10g}% confidence each; written: {o.out}"]
 
 
-def _mechanism(o: Options) -> list[report.AuditRow]:
+def _mechanism(o: Options) -> list[bounds.AuditRow]:
     """Simulates the mechanism of a request."""
     request = read_request(o.file, EpsilonRequest, delta=o.delta, num_steps=o.num_steps)
     if request.delta is None:
@@ -100,10 +100,10 @@ def _mechanism(o: Options) -> list[report.AuditRow]:
             confidence=o.confidence,
             seed=o.seed,
         )
-    return report.release_rows(o.file.stem, audit, "two data sets, drawn")
+    return bounds.release_rows(o.file.stem, audit, "two data sets, drawn")
 
 
-def _canaries(o: Options) -> list[report.AuditRow]:
+def _canaries(o: Options) -> list[bounds.AuditRow]:
     """Trains with canaries, as the training config describes."""
     use_all_cores()
     from jaxdp_episodic.trainer.audit.training import audit_run, training_of_config
@@ -128,10 +128,10 @@ def _canaries(o: Options) -> list[report.AuditRow]:
     canaries = f"{guesses.num_canaries} {audit.kind} canaries ({audit.privacy_unit})"
     claimed = audit.claimed_rdp, audit.claimed_exact
     named = o.file.stem, f"one run, {canaries}"
-    return [report.AuditRow(*named, guesses.delta, *claimed, guesses)]
+    return [bounds.AuditRow(*named, guesses.delta, *claimed, guesses)]
 
 
-def _step(o: Options, training: Any) -> list[report.AuditRow]:
+def _step(o: Options, training: Any) -> list[bounds.AuditRow]:
     """Repeats one step, and the private statistics before it, with a canary."""
     from jaxdp_episodic.trainer.audit.training import audit_statistics, audit_steps
 
@@ -142,9 +142,9 @@ def _step(o: Options, training: Any) -> list[report.AuditRow]:
         with ProgressBar(standard_error(), "releases", 2 * draws) as progress:
             found = audit_statistics(training, on_draws=progress.advance, **how)
         what = f"{before} private statistics, a canary"
-        rows += report.release_rows(o.file.stem, found, what)
+        rows += bounds.release_rows(o.file.stem, found, what)
     if training.budget.num_steps > before:
         with ProgressBar(standard_error(), "steps", 2 * draws) as progress:
             found = audit_steps(training, on_step=lambda n, _: progress.show(n), **how)
-        rows += report.release_rows(o.file.stem, found, "one step, gradient canary")
+        rows += bounds.release_rows(o.file.stem, found, "one step, gradient canary")
     return rows

@@ -21,15 +21,13 @@ from jaxdp_episodic.tools.plan import question
 from jaxdp_episodic.tools.plan.plan import budgeted, possible_designs
 from jaxdp_episodic.tools.plan.question import PlanDescription, PlanRequest
 from jaxdp_episodic.trainer.config.training_parts import (
+    MEAN,
+    MEANS,
     MIXED,
     NUM_WAVELETS,
     ONNX,
     PLDA,
     WAVELETS,
-)
-from jaxdp_episodic.trainer.config.training_start import (
-    MEAN,
-    MEANS,
     StartConfig,
     contribution_norm,
     statistics_steps,

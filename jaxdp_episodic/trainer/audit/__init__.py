@@ -1,4 +1,4 @@
 """Attempts to break the library's own promises: lower bounds next to claimed epsilons.
 
-Doors: `bounds`, `game`, `report`, `training`.
+Doors: `bounds`, `game`, `training`.
 """

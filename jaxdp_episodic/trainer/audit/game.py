@@ -39,7 +39,7 @@ from jaxdp_episodic.accountant.describe.step import (
 from jaxdp_episodic.accountant.questions.api import epsilon
 from jaxdp_episodic.trainer.audit.bounds import (
     CHOOSING_SHARE,
-    EpsilonBound,
+    ReleaseAudit,
     check_confidence,
     score_bounds,
 )
@@ -69,24 +69,6 @@ _MOST_EXAMPLES = 1_000_000
 _ROWS_AT_ONCE = 10_000
 # Children of a unit if the design states no number of them.
 _FEW = 2
-
-
-class ReleaseAudit(NamedTuple):
-    """What calls of a mechanism show about its epsilon; arrays over deltas.
-
-    Attributes:
-      claimed: (k,) epsilon at each delta; *upper bounds* if the claim is true.
-      bounds: one for each delta; together they hold with the stated confidence.
-    """
-
-    claimed: np.ndarray
-    bounds: tuple[EpsilonBound, ...]
-
-    @property
-    def is_violated(self) -> bool:
-        """Whether the calls disprove the claim at any delta with 99.99 % confidence."""
-        pairs = zip(self.bounds, self.claimed, strict=True)
-        return any(bound.disproves(float(claim)) for bound, claim in pairs)
 
 
 def claimed_epsilons(

@@ -50,8 +50,13 @@ from jaxdp_episodic.trainer.audit.canaries import (
     input_canaries,
 )
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.config.training_parts import DISCRETE, MIXED, ClippingConfig
-from jaxdp_episodic.trainer.config.training_start import StartConfig, contribution_norm
+from jaxdp_episodic.trainer.config.training_parts import (
+    DISCRETE,
+    MIXED,
+    ClippingConfig,
+    StartConfig,
+    contribution_norm,
+)
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys

@@ -1,4 +1,4 @@
 """Training configs: what a file says, checked.
 
-Doors: `training_adaptive`, `training_config`, `training_parts`, `training_start`.
+Doors: `training_adaptive`, `training_config`, `training_parts`.
 """

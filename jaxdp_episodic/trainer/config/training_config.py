@@ -39,7 +39,6 @@ from jaxdp_episodic.accountant.questions.api import epsilon as step_epsilon
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config import training_parts as parts
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig
-from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.data.fields import (
     CheckedSpec,
     Count,
@@ -181,7 +180,7 @@ class TrainingConfig(CheckedSpec):
     model: parts.ModelConfig | None = None
     l2_clip_norm: Float32 | None = None
     clipping: parts.ClippingConfig | None = None
-    start: StartConfig | None = None
+    start: parts.StartConfig | None = None
     people: parts.PeopleConfig | None = None
     features: parts.FeaturesConfig = field(default_factory=parts.FeaturesConfig)
     optimizer: parts.OptimizerConfig = field(default_factory=parts.OptimizerConfig)
@@ -198,7 +197,7 @@ class TrainingConfig(CheckedSpec):
         """Refuses parts that do not fit together, and fills in dependent defaults."""
         kind, clipping = self.learner.kind, self.clipping
         if kind in parts.CLOSED_FORM and self.start is None:
-            set_fields(self, start=StartConfig(kind=kind))
+            set_fields(self, start=parts.StartConfig(kind=kind))
         if self.l2_clip_norm is None and clipping is not None:
             if kind not in parts.CLOSED_FORM and clipping.kind == parts.NORMALIZE:
                 set_fields(self, l2_clip_norm=1.0)

@@ -1,4 +1,4 @@
 """The private gradient of a step: clipped, summed, noised.
 
-Doors: `clip_norm`, `noise`, `precision`, `private_gradient`, `processes`.
+Doors: `clipping`, `noise`, `precision`, `private_gradient`, `processes`.
 """

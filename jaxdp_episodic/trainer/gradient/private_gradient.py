@@ -7,7 +7,7 @@ devices share each block. The first process adds the noise once, after the sum o
 blocks, devices and processes.
 
 If the clip norm follows a quantile, a noised count of the contributions that were not
-clipped is released with the gradient: see `clip_norm`.
+clipped is released with the gradient: see `clipping`.
 
 Contributions are float32, or float64 if a parameter is: see `precision`. The host draws
 and adds the noise: see `noise`, and `discrete_noise` for the default.
@@ -35,9 +35,15 @@ from jaxdp_episodic.trainer.config.training_parts import (
     ClippingConfig,
 )
 from jaxdp_episodic.trainer.draw.generators import generator
-from jaxdp_episodic.trainer.gradient import clip_norm, discrete_noise
+from jaxdp_episodic.trainer.gradient import discrete_noise
 from jaxdp_episodic.trainer.gradient.bands import BandMemory
-from jaxdp_episodic.trainer.gradient.clipping import clip_by_norm, scale_to_norm
+from jaxdp_episodic.trainer.gradient.clipping import (
+    clip_by_norm,
+    longest,
+    released_share,
+    scale_to_norm,
+    vote,
+)
 from jaxdp_episodic.trainer.gradient.noise import Noise, checked_noise, drawn_noise
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.gradient.processes import all_processes
@@ -139,7 +145,7 @@ class PrivateGradient:
           ValueError: a key of another length, or a number out of range.
         """
         multiplier = self.checked_noise(noise_multiplier)
-        steps = clip_norm.longest(self.clipping) * self._longer
+        steps = longest(self.clipping) * self._longer
         steps *= discrete_noise.GRID if self._is_discrete else 1
         shapes = self._shapes(params)
         sizes = [math.prod(shape) for shape in shapes]
@@ -160,7 +166,7 @@ class PrivateGradient:
     def deviation(self, noise_multiplier: float) -> float:
         """Returns the standard deviation of the next noise, in clip norms."""
         rise = 1.0 if self._bands is None else self._bands.rise
-        return noise_multiplier * clip_norm.longest(self.clipping) * rise
+        return noise_multiplier * longest(self.clipping) * rise
 
     def forget(self) -> None:
         """Clears the memory of earlier calls (correlated noise)."""
@@ -253,7 +259,7 @@ class PrivateGradient:
         if self._bands is not None:
             rise = np.asarray(self._bands.rise, np.float32)
         if self.clipping.counts:
-            share = clip_norm.released_share(
+            share = released_share(
                 self.clipping,
                 totals.votes,
                 drawn.pop(),
@@ -347,7 +353,7 @@ def _summer(
                 clipped = discrete_noise.on_grid(clipped, clip)
             new = Totals(
                 clipped,
-                clip_norm.vote(unit, norm, finite, clip),
+                vote(unit, norm, finite, clip),
                 jnp.where(jnp.isfinite(value), value, 0.0),
                 norm,
                 norm > clip,

@@ -19,8 +19,7 @@ from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_mult
 from jaxdp_episodic.accountant.questions.strategies import default_prices
 from jaxdp_episodic.trainer.config.training_adaptive import CHECK, AdaptiveConfig, Rule
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER
-from jaxdp_episodic.trainer.config.training_start import statistics_steps
+from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER, statistics_steps
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
 from jaxdp_episodic.trainer.run.trainer import Trainer

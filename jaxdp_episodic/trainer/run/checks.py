@@ -41,7 +41,7 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.complete import CompleteUnits, Needs
 from jaxdp_episodic.trainer.draw.groups import GroupSampler
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
-from jaxdp_episodic.trainer.gradient.clip_norm import count_deviation
+from jaxdp_episodic.trainer.gradient.clipping import count_deviation
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.learners.episode import default_block_size
 from jaxdp_episodic.trainer.run.run_files import PRIVATE

@@ -20,6 +20,7 @@ from jaxdp_episodic.files.archive import read_arrays, read_bounded
 from jaxdp_episodic.files.json_file import read_json
 from jaxdp_episodic.trainer.config.training_parts import (
     MOST_INNER_STEPS,
+    MOST_POWERS,
     MOST_UNITS,
     ONNX,
     SCALED,
@@ -27,7 +28,6 @@ from jaxdp_episodic.trainer.config.training_parts import (
     FeaturesConfig,
     ModelConfig,
 )
-from jaxdp_episodic.trainer.config.training_start import MOST_POWERS
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.learners import models
 from jaxdp_episodic.trainer.learners.episode import Episode

@@ -34,7 +34,7 @@ from jaxdp_episodic.trainer.draw.complete import Needs
 from jaxdp_episodic.trainer.draw.generators import KEY_BYTES, Keys, generator
 from jaxdp_episodic.trainer.draw.groups import GroupSampler
 from jaxdp_episodic.trainer.draw.sampler import Draw
-from jaxdp_episodic.trainer.gradient.clip_norm import longest, next_clip_norm
+from jaxdp_episodic.trainer.gradient.clipping import longest, next_clip_norm
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient, Released
 from jaxdp_episodic.trainer.gradient.processes import Processes

@@ -44,13 +44,14 @@ from jaxdp_episodic.trainer.config.training_parts import (
     DISCRETE,
     FIXED,
     GAUSSIAN,
+    GIVEN,
     NORMALIZE,
     ClippingConfig,
+    contribution_norm,
 )
-from jaxdp_episodic.trainer.config.training_start import GIVEN, contribution_norm
 from jaxdp_episodic.trainer.data.people import Truncation, fitting_bounds
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.gradient.clip_norm import clipped_and_noised
+from jaxdp_episodic.trainer.gradient.clipping import clipped_and_noised
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
 from jaxdp_episodic.trainer.run.evaluation import digits
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT

@@ -28,7 +28,7 @@ import numpy as np
 from jax import Array
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.trainer.config.training_start import MOST_SLOPES, StartConfig
+from jaxdp_episodic.trainer.config.training_parts import MOST_SLOPES, StartConfig
 from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.statistics.plda import RIDGE_OF_NOISE, noise_edge
 from jaxdp_episodic.trainer.statistics.terms import STEPS, on_grid, outer_products, unit

@@ -29,11 +29,14 @@ from jax import Array
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.people import PersonBounds
-from jaxdp_episodic.trainer.config.training_parts import DISCRETE, MIXED, NOISES, PLDA
-from jaxdp_episodic.trainer.config.training_start import (
+from jaxdp_episodic.trainer.config.training_parts import (
+    DISCRETE,
     MEAN,
     MEANS,
+    MIXED,
     MOST_FEATURES,
+    NOISES,
+    PLDA,
     StartConfig,
     contribution_norm,
     statistics_steps,

@@ -12,7 +12,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import OWNED
-from jaxdp_episodic.trainer.config.training_start import MEANS, PEOPLE, StartConfig
+from jaxdp_episodic.trainer.config.training_parts import MEANS, PEOPLE, StartConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 # Each class is left out once, and the means of the others must span a direction.

@@ -15,7 +15,7 @@ from jaxdp_episodic.accountant.questions.budget import (
 )
 from jaxdp_episodic.tools.train.run import _shown_warnings, run_training
 from jaxdp_episodic.trainer.config.training_config import read_config
-from jaxdp_episodic.trainer.config.training_start import StartConfig, statistics_steps
+from jaxdp_episodic.trainer.config.training_parts import StartConfig, statistics_steps
 from jaxdp_episodic.trainer.run.report import markdown_report, privacy_statement
 from training_runs import classes, grouped_step, trainer, tree_step
 

@@ -6,21 +6,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from jaxdp_episodic.accountant.report.sentences import downward, upward
 from jaxdp_episodic.trainer.audit.bounds import (
+    AuditRow,
     EpsilonBound,
     Guesses,
+    audit_document,
+    audit_markdown,
     best_guesses,
     clopper_pearson,
     log_ratio_bound,
     one_run_epsilon,
     one_run_p_value,
-)
-from jaxdp_episodic.trainer.audit.report import (
-    AuditRow,
-    audit_document,
-    audit_markdown,
-    downward,
-    upward,
 )
 
 

@@ -10,8 +10,12 @@ import pytest
 from scipy import stats
 
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
-from jaxdp_episodic.trainer.gradient import clip_norm, discrete_noise
-from jaxdp_episodic.trainer.gradient.clip_norm import longest, steps_of_vote
+from jaxdp_episodic.trainer.gradient import discrete_noise
+from jaxdp_episodic.trainer.gradient.clipping import (
+    longest,
+    next_clip_norm,
+    steps_of_vote,
+)
 from jaxdp_episodic.trainer.gradient.discrete_noise import GRID, steps_in_norm
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
@@ -186,5 +190,5 @@ def test_the_clip_norm_is_known_before_the_draw():
         if release is not None:
             bounds = clipping.bounds(0.5)
             share = float(release.share)
-            wanted = clip_norm.next_clip_norm(clipping, bounds, norm, share)
+            wanted = next_clip_norm(clipping, bounds, norm, share)
     assert len(set(used)) == 4

@@ -11,8 +11,7 @@ from jaxdp_episodic.files.onnx_file import read_onnx
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import FeaturesConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.learners.backbones import network_features
-from jaxdp_episodic.trainer.learners.features import FixedFeatures
+from jaxdp_episodic.trainer.learners.features import FixedFeatures, network_features
 from jaxdp_episodic.trainer.run.assemble import Tables
 from training_runs import TINY
 

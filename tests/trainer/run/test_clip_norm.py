@@ -10,7 +10,7 @@ from crash_rigs import ROOT
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient import discrete_noise
-from jaxdp_episodic.trainer.gradient.clip_norm import steps_of_vote
+from jaxdp_episodic.trainer.gradient.clipping import steps_of_vote
 from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
 from jaxdp_episodic.trainer.run.ledger import RunMismatchError
 from jaxdp_episodic.trainer.run.report import privacy_statement

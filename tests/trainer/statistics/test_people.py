@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from jaxdp_episodic import PersonBounds
-from jaxdp_episodic.trainer.config.training_start import StartConfig
+from jaxdp_episodic.trainer.config.training_parts import StartConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.plda import COUNTED, Start

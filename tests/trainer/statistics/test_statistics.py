@@ -14,8 +14,8 @@ from jaxdp_episodic.accountant.questions.budget import (
     plan_budget,
 )
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
-from jaxdp_episodic.trainer.config.training_parts import NOISES
-from jaxdp_episodic.trainer.config.training_start import (
+from jaxdp_episodic.trainer.config.training_parts import (
+    NOISES,
     StartConfig,
     contribution_norm,
     statistics_steps,

@@ -318,12 +318,12 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 63_902,
+    "jaxdp_episodic": 63_792,
     "jaxdp_episodic/accountant/describe": 3_978,
     "jaxdp_episodic/accountant/losses": 5_280,
-    "jaxdp_episodic/accountant/methods": 6_196,
+    "jaxdp_episodic/accountant/methods": 6_087,
     "jaxdp_episodic/accountant/numerics": 3_205,
-    "jaxdp_episodic/accountant/questions": 6_309,
+    "jaxdp_episodic/accountant/questions": 6_308,
     "jaxdp_episodic/accountant/bounds": 1_950,
     "jaxdp_episodic/accountant/interop": 1_736,
     "jaxdp_episodic/accountant/report": 2_074,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_402,
     "jaxdp_episodic/files": 1_439,
     "experiments": 7_103,
-    "tests": 48_353,
+    "tests": 48_343,
 }
 
 

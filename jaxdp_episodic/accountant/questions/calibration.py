@@ -21,7 +21,6 @@ from jaxdp_episodic.accountant.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep
-from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
 from jaxdp_episodic.accountant.methods.rdp import bounding_few
 from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
@@ -252,7 +251,7 @@ def _has_little_noise(run: Run) -> np.ndarray:
         taken &= run.num_steps > 1
         little |= taken & (loss.hints().furthest > _FURTHEST)
     if np.any(little):
-        little &= ~((run.gaussian_shift() > 0) | have_closed_form(run))
+        little &= ~(run.gaussian_shift() > 0)
     return np.asarray(little.any(axis=-1))
 
 

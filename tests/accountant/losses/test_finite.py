@@ -12,7 +12,7 @@ from scipy.stats import binom, norm
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
-from jaxdp_episodic.accountant.methods.certified import lattice, method
+from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.certified.composition import Curve
 from jaxdp_episodic.accountant.numerics.lattice_sums import LatticeSum
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
@@ -190,7 +190,7 @@ def test_extreme_settings():
         jde.RandomizedResponse(0.5, 3, neighboring_relation="add_remove")
 
 
-# --- Several: few losses are summed ---
+# --- Several, on a lattice ---
 
 
 RUNS = {
@@ -208,19 +208,21 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_few_losses_are_summed(name):
+def test_few_losses_are_composed(name):
+    """Delta is at most 1e-4 above the truth, epsilon at most 1e-4 of the largest."""
     run, (one, two) = jde.compose(*RUNS[name]), composed(RUNS[name])
     largest = float(np.log((one / two).max()))
     for epsilon in largest * np.array([0.0, 0.05, 0.3, 0.9]):
         truth = float(stick(one, two, epsilon))
         value, info = jde.delta(run, epsilon=epsilon, return_info=True)
-        assert value == pytest.approx(truth, rel=1e-11)
-        assert abs(value / truth - 1) <= info.error + 3e-16
+        assert truth * (1 - 3e-16) <= value <= truth * (1 + 1e-4)
+        assert value / truth - 1 <= info.error + 3e-16
         low, high = jde.delta_interval(run, epsilon=epsilon)
-        assert low <= truth <= high <= low * (1 + 1e-10)
+        assert low <= truth * (1 + 3e-16) and truth <= high * (1 + 3e-16)
+        assert high <= low * (1 + 1e-3)
         if truth < 0.9:  # beyond, epsilon is badly conditioned
             back = jde.epsilon(run, delta=truth)
-            assert back == pytest.approx(epsilon, abs=1e-9 * max(largest, 0.1))
+            assert back == pytest.approx(epsilon, abs=1e-4 * max(largest, 0.1))
         assert jde.delta(run, epsilon=epsilon, method="rdp") >= truth
 
 
@@ -262,24 +264,13 @@ def test_pure_epsilons_add_up():
 
 
 def test_an_epsilon_of_zero_within_rounding_is_not_certain():
-    run = jde.compose((jde.ApproximateDP(1.0), 1), (jde.ApproximateDP(0.5), 1))
-    at_zero = float(jde.delta(run, epsilon=0.0))
+    claims = [(jde.ApproximateDP(1.0), 1), (jde.ApproximateDP(0.5), 1)]
+    run, at_zero = jde.compose(*claims), float(stick(*composed(claims), 0.0))
     answer, info = jde.epsilon(run, delta=at_zero, return_info=True)
     assert answer + info.error > 0
     assert jde.epsilon_interval(run, delta=at_zero)[1] > 0
     # Well above it there is no doubt.
-    assert jde.epsilon_interval(run, delta=at_zero + 1e-9) == (0, 0)
-
-
-# --- The same on a lattice ---
-
-
-@pytest.fixture
-def by_lattice(monkeypatch):
-    """Makes finite losses be composed on a lattice, not summed."""
-    monkeypatch.setattr(
-        method, "have_closed_form", lambda run: np.zeros(run.shape, bool)
-    )
+    assert jde.epsilon_interval(run, delta=at_zero * (1 + 1e-3)) == (0, 0)
 
 
 def answers_and_counts(rng):
@@ -308,7 +299,6 @@ ONCE_CROSSED = [
 
 
 @pytest.mark.parametrize("number", [1, pytest.param(40, marks=pytest.mark.slow)])
-@pytest.mark.usefixtures("by_lattice")
 def test_random_runs(number):
     rng = np.random.default_rng(4)
     for i in range(number):

@@ -10,19 +10,19 @@ from __future__ import annotations
 import math
 import operator
 import warnings
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import using_choice
 from jaxdp_episodic.accountant.losses.privacy_loss import BoundingPair, Profile
+from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.certified.composition import Step, certified_ends
 from jaxdp_episodic.accountant.methods.certified.plan import Target
 from jaxdp_episodic.accountant.methods.closed_form import (
-    composed,
     epsilon_of_profile,
-    have_closed_form,
     one_gaussian,
     shift_error,
 )
@@ -97,6 +97,8 @@ def pld_answer(question: Question, run: Run) -> Answer:
     lower, upper = pld_bounds(question, run)
     with np.errstate(invalid="ignore"):  # both infinite
         width = np.where(upper == lower, 0.0, upper - lower)
+    if not question.is_epsilon:  # a share of delta
+        width = -np.expm1(-width)
     return Answer(upper, width, np.ones(upper.shape, bool))
 
 
@@ -184,13 +186,6 @@ def _bounds(
         open_ &= (question.target > _LEAST_LOG_DELTA) & (upper > absolute)
     else:
         open_ &= upper > _LEAST_LOG_DELTA
-    for i in np.flatnonzero(open_ & have_closed_form(run)):
-        one = np.asarray(i)
-        value, error = composed(question.take(one), run.take(one))
-        if np.isfinite(error):
-            lower[i] = max(lower[i], value - error)
-            upper[i] = max(min(upper[i], value + error), lower[i])
-            open_[i] = False
     steps = _steps_of(run)
     shift_off = shift_error(run)
     most = _USUAL_LATTICE if width is None else LARGEST_LATTICE
@@ -249,6 +244,16 @@ def _steps_of(run: Run) -> list[tuple[Step, ...]]:
     return [tuple(row.values()) for row in rows]
 
 
+def _are_exhausted(steps: tuple[Step, ...], epsilon: float) -> bool:
+    """Whether randomized responses lose epsilon at most, by exact arithmetic."""
+    most = Fraction(0)
+    for loss, count in steps:
+        if not isinstance(loss, RandomizedResponseLoss):
+            return False
+        most += Fraction(float(loss.epsilon)) * int(count)
+    return Fraction(epsilon) >= most
+
+
 def _ends(
     steps: tuple[Step, ...], target: Target, known: Interval, most_cells: int
 ) -> Interval:
@@ -257,6 +262,8 @@ def _ends(
         # Overflows give inf or NaN, by which no end is changed.
         with np.errstate(all="ignore"):
             first, *others = steps
+            if not target.of_epsilon and _are_exhausted(steps, target.given):
+                return Interval(-math.inf, -math.inf)
             if others or first.count > 1:
                 found = certified_ends(steps, target, known, most_cells)
             elif target.of_epsilon:

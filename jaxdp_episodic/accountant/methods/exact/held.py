@@ -9,7 +9,6 @@ import numpy as np
 
 from jaxdp_episodic.accountant._engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.losses.privacy_loss import Bounds, Nodes
-from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
 from jaxdp_episodic.accountant.methods.exact.integral import Blocks, lay_contour, search
 from jaxdp_episodic.accountant.methods.exact.mgf import bulk_of, steps_of
 from jaxdp_episodic.accountant.methods.exact.solver import CUT, PASSES
@@ -63,7 +62,7 @@ def _is_plain_integral(run: Run) -> np.ndarray:
     nothing, unprotected, too_little, log_kept = run.facts
     found = ~(nothing | unprotected | too_little) & (log_kept == 0)
     found &= (run.num_steps > 1) & np.isposinf(run.most_lost)
-    return found & ~((run.gaussian_shift() > 0) | have_closed_form(run))
+    return found & ~(run.gaussian_shift() > 0)
 
 
 @np.errstate(all="ignore")

@@ -6,15 +6,21 @@ If the error exceeds `TOLERANCE`, the answer is the certified upper bound.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import LARGE_LOSS, ROUNDING
-from jaxdp_episodic.accountant.losses.privacy_loss import Bounds, Nodes, Profile
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    Bounds,
+    FiniteValues,
+    Nodes,
+    Profile,
+)
 from jaxdp_episodic.accountant.methods import closed_form, rdp
 from jaxdp_episodic.accountant.methods.certified.lattice import loss_rounding
-from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
+from jaxdp_episodic.accountant.methods.certified.method import pld_answer
 from jaxdp_episodic.accountant.methods.exact.solver import (
     ORDER_FACTORS,
     TOLERANCE,
@@ -40,7 +46,7 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
     """Epsilon or log(delta) at every setting and path; arrays broadcast.
 
     Without ``certify`` answers that are not exact are Rényi bounds, except those of
-    single steps.
+    single steps and of finitely many losses.
     """
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
@@ -53,55 +59,38 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
     asked = ~(no_loss | unprotected)
     one = run.num_steps == 1
     gaussian = ~one & (run.gaussian_shift() > 0)
-    left = asked & ~one & ~gaussian
-    for i in np.flatnonzero(left & closed_form.have_closed_form(run)):
-        at = np.asarray(i)
-        value[i], answer.error[i] = closed_form.composed(
-            question.take(at), run.take(at)
-        )
-        scale = np.max(question.scale(value[i]))
-        left[i] = ~(answer.error[i] <= TOLERANCE * scale)
-    for some, solve in (
-        (asked & one, _of_one_step),
-        (asked & gaussian, _of_gaussians),
-        (left, _of_many_steps),
-    ):
-        index = np.flatnonzero(some)
-        if index.size:
-            found = solve(question.take(index), run.take(index))
-            for field, part in zip(answer, found, strict=True):
-                field[index] = part
+    asks = question, run, answer
+    _solve(asked & one, _of_one_step, *asks)
+    _solve(asked & gaussian, _of_gaussians, *asks)
+    _solve(asked & ~one & ~gaussian, _of_many_steps, *asks)
     good = answer.error <= TOLERANCE * question.scale(answer.value)
     poor = asked & (answer.is_certified | ~good)
-    if np.any(poor):
-        answer = _otherwise(answer, question, run, poor, certify=certify)
+    # Certified ends take milliseconds for finitely many losses and for single steps,
+    # but seconds for random allocation.
+    quick = one & (not any(isinstance(loss, Bounds) for loss in run.losses))
+    quick |= all(isinstance(loss, FiniteValues) for loss in run.losses)
+    with rdp.bounding_few(int(poor.sum())):
+        _solve(poor & (certify | quick), pld_answer, *asks)
+        _solve(poor & ~(certify | quick), rdp.rdp_answer, *asks)
+    answer.is_certified[poor] = True
     value = np.maximum(answer.value, 0.0) if question.is_epsilon else answer.value
     answer = answer._replace(value=value)
     return map_arrays(operator.methodcaller("reshape", shape), answer)
 
 
-def _otherwise(
-    answer: Answer, question: Question, run: Run, poor: np.ndarray, *, certify: bool
-) -> Answer:
-    """Replaces poor answers by the smaller of the Rényi and the certified bound."""
-    # Certified ends take seconds for random allocation, milliseconds for other single
-    # steps.
-    quick = not any(isinstance(loss, Bounds) for loss in run.losses)
-    have_ends = all(isinstance(loss, Profile) for loss in run.losses)
-    ends = poor & have_ends & (certify | (quick & (run.num_steps == 1)))
-    index, best = np.flatnonzero(poor), np.flatnonzero(ends)
-    value, error, _ = answer
-    with rdp.bounding_few(index.size):
-        value[index], _ = rdp.rdp_bound(question.take(index), run.take(index))
-    error[index] = np.inf
-    if best.size:
-        lower, upper = pld_bounds(question.take(best), run.take(best))
-        upper = np.maximum(np.minimum(upper, value[best]), lower)
-        width = upper - lower
-        if not question.is_epsilon:
-            width = -np.expm1(np.minimum(-width, 0.0))
-        value[best], error[best] = upper, width
-    return Answer(value, error, np.where(poor, have_ends, answer.is_certified))
+def _solve(
+    some: np.ndarray,
+    solve: Callable[[Question, Run], Answer],
+    question: Question,
+    run: Run,
+    answer: Answer,
+) -> None:
+    """Writes the answers of some settings."""
+    index = np.flatnonzero(some)
+    if index.size:
+        found = solve(question.take(index), run.take(index))
+        for field, part in zip(answer, found, strict=True):
+            field[index] = part
 
 
 def _of_one_step(question: Question, run: Run) -> Answer:

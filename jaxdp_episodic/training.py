@@ -47,7 +47,7 @@ from jaxdp_episodic.trainer.learners.models import (
     split_model,
 )
 from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected_adam
-from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
+from jaxdp_episodic.trainer.run.assemble import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, PrivateValidation, Score
 from jaxdp_episodic.trainer.run.ledger import RuleError
 from jaxdp_episodic.trainer.run.loading import load_parameters, load_release

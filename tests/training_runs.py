@@ -14,7 +14,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.models import MLP, split_model
-from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
+from jaxdp_episodic.trainer.run.assemble import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics

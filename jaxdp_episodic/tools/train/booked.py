@@ -16,9 +16,9 @@ from jaxdp_episodic.tools.book import book
 from jaxdp_episodic.tools.book.content import TRAIN, TUNE, Protected
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.splits import TRAIN as TRAINING_DATA
+from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.adaptive import adaptive_plan
-from jaxdp_episodic.trainer.run.assemble import plan
+from jaxdp_episodic.trainer.run.assemble import adaptive_plan, plan
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
 
@@ -62,13 +62,16 @@ def protected_by(config: TrainingConfig, base: Path | None) -> Protected:
 
 def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
     """Returns a run's composition, accounted by public facts alone."""
-    data, _ = config.training_data(base)
+
+    def load(split: str) -> ExampleTable:
+        if split == TRAINING_DATA:
+            return config.training_data(base)[0]
+        return config.data.load(split, base)
+
     if config.adaptive is None:
-        budget = plan(config, data)
+        budget = plan(config, load(TRAINING_DATA))
     else:
-        check = config.adaptive.check
-        held_out = None if check is None else config.data.load(check.split, base)
-        budget, _ = adaptive_plan(config, data, held_out)
+        budget, _ = adaptive_plan(config, load)
     run, *others = _parts(config, budget)
     if others or isinstance(run, AdaptiveRun):
         raise NotImplementedError(

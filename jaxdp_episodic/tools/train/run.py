@@ -33,8 +33,12 @@ from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run import report as reports, run_files
-from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
-from jaxdp_episodic.trainer.run.assemble import OwnParts, Tables, assembled
+from jaxdp_episodic.trainer.run.assemble import (
+    AdaptiveTrainer,
+    OwnParts,
+    Tables,
+    assembled,
+)
 from jaxdp_episodic.trainer.run.checks import (
     contributions_in_log,
     contributions_in_words,

@@ -1,5 +1,5 @@
 """The run: trainer, ledger, store.
 
-Doors: `adaptive`, `assemble`, `checks`, `evaluation`, `ledger`, `loading`, `release`,
+Doors: `assemble`, `checks`, `evaluation`, `ledger`, `loading`, `release`,
 `report`, `run_files`, `selection`, `trainer`.
 """

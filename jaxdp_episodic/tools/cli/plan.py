@@ -305,7 +305,7 @@ def _of_config(config: TrainingConfig, base: Path) -> str:
         people = reports.people_of(trainer.data, str(budget.step.privacy_unit))
     else:
         tables = assemble.Tables(config, base, keeps_features=False)
-        budget, checks = assemble.adaptive_plan(config, tables.load)
+        budget, checks = assemble.budget_of(config, tables.load)
     is_seeded = config.seed is not None
     lines = reports.opening(is_private=budget.is_private, is_seeded=is_seeded)[2:]
     if not budget.is_private:

@@ -18,7 +18,7 @@ from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.splits import TRAIN as TRAINING_DATA
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.assemble import adaptive_plan, plan
+from jaxdp_episodic.trainer.run.assemble import budget_of
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
 
@@ -68,11 +68,7 @@ def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
             return config.training_data(base)[0]
         return config.data.load(split, base)
 
-    if config.adaptive is None:
-        budget = plan(config, load(TRAINING_DATA))
-    else:
-        budget, _ = adaptive_plan(config, load)
-    run, *others = _parts(config, budget)
+    run, *others = _parts(config, budget_of(config, load)[0])
     if others or isinstance(run, AdaptiveRun):
         raise NotImplementedError(
             "adaptive: a run on a menu must be a composition, or adapt within quotas "

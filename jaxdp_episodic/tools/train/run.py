@@ -19,6 +19,7 @@ from rich.console import Console
 
 from jaxdp_episodic._progress import ProgressBar, standard_error
 from jaxdp_episodic.accountant._kernel_cache import keeping_kernels
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.in_words import GUARANTEE, budget_in_words
 from jaxdp_episodic.accountant.report.sentences import protected_unit, upward
@@ -33,12 +34,7 @@ from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run import report as reports, run_files
-from jaxdp_episodic.trainer.run.assemble import (
-    AdaptiveTrainer,
-    OwnParts,
-    Tables,
-    assembled,
-)
+from jaxdp_episodic.trainer.run.assemble import OwnParts, Tables, assembled
 from jaxdp_episodic.trainer.run.checks import (
     contributions_in_log,
     contributions_in_words,
@@ -82,13 +78,13 @@ class Result(NamedTuple):
         if self.trainer.is_seeded and budget.is_private:
             spent += f" if it were not seeded; not private: {reports.SEEDED}"
         trainer, what = self.trainer, f"target {budget.epsilon:.15g}"
-        if isinstance(trainer, AdaptiveTrainer):
+        if isinstance(trainer.budget, AdaptiveBudget):
             what = "guarantee"
         unit = budget.step.privacy_unit
         lines.append(
             f"{'epsilon':<12}{spent}   ({what}, delta {budget.delta:.15g}, one {unit})"
         )
-        if isinstance(trainer, AdaptiveTrainer) and budget.is_private:
+        if isinstance(trainer.budget, AdaptiveBudget) and budget.is_private:
             words = budget_in_words(trainer.ledger.budget_charged)
             lines += [f"{name:<12}{text}" for name, text in words if name != GUARANTEE]
         if self.epsilon_without_last_stage > 1.001 * self.epsilon:
@@ -183,7 +179,7 @@ def finished(
             target_epsilon=trainer.budget.epsilon,
             without_noise=without_noise,
             meaning=reports.meaning_of(trainer),
-            is_guarantee=isinstance(trainer, AdaptiveTrainer),
+            is_guarantee=isinstance(trainer.budget, AdaptiveBudget),
         )
         if selection is not None and selection.reliability:
             draw_reliability(folder / RELIABILITY, selection.reliability)
@@ -287,6 +283,7 @@ def _run(
     on_step: Callable[[StepProgress], None] | None,
 ) -> Result:
     """`run_training` in the first process."""
+    adapts = config.adaptive is not None
     if resume:
         run_files.refuse_without_run(folder)
     else:
@@ -301,10 +298,9 @@ def _run(
                 name = None if book is None else book.book
                 step = trainer.resume(folder, book=name)
             said = f"resumed after step {step:,}"
-            if not isinstance(trainer, AdaptiveTrainer):
-                charged = int(trainer.budget.owed(step))
-                if charged != step:
-                    said += f", within an epoch: {charged:,} steps are charged"
+            charged = step if adapts else int(trainer.budget.owed(step))
+            if charged != step:
+                said += f", within an epoch: {charged:,} steps are charged"
             console.print(said)
         _announce(console, trainer, size)
         wanted, paid = config.evaluation, None
@@ -321,7 +317,7 @@ def _run(
         budget, taken = trainer.budget, trainer.num_steps_taken
 
         def shown(progress: StepProgress) -> None:
-            if isinstance(trainer, AdaptiveTrainer):
+            if adapts:
                 left = f"; left {trainer.ledger.now.left_in_words()}"
             else:
                 left = f" of {budget.epsilon:.15g}"
@@ -332,7 +328,7 @@ def _run(
 
         first = ("private statistics", len(budget.before))
         # A step of an adaptive run may also be a noisy score.
-        kind = "steps" if isinstance(trainer, AdaptiveTrainer) else "gradient steps"
+        kind = "steps" if adapts else "gradient steps"
         of_steps = console, kind, budget.num_steps, taken
         with ProgressBar(*of_steps, first=first) as bar:
             trainer.train(
@@ -379,7 +375,7 @@ def _run_elsewhere(
             bare, *_ = assembled(bare_config, tables, own, evaluates=False)
             bare.train(folder)
     budget, taken = trainer.budget, trainer.num_steps_charged
-    if isinstance(trainer, AdaptiveTrainer):
+    if isinstance(trainer.budget, AdaptiveBudget):
         return Result(trainer, budget.epsilon, budget.epsilon, {}, folder)
     uncounted = reports.epsilon_without_last_stage(budget, taken)
     return Result(trainer, float(budget.spent(taken)), uncounted, {}, folder)
@@ -430,7 +426,7 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
     """Prints what the run will do, whom it protects, and the expected contributions."""
     budget, lines = trainer.budget, list[str]()
     step, number, limit = budget.step, 0, ""
-    if isinstance(trainer, AdaptiveTrainer):
+    if isinstance(trainer.budget, AdaptiveBudget):
         now = trainer.ledger.now
         lines.append(f"{size:,} parameters; the run chooses among")
         for name, option in now.options.items():

@@ -290,9 +290,8 @@ def assembled(
         "features": tables.features.described() if tables.features else "none",
         "start": "none" if config.start is None else config.start.to_dict(),
     }
-    budget, checks, rule = None, {}, own.rule
+    rule = own.rule
     if config.adaptive is not None:
-        budget, checks = adaptive_plan(config, tables.load)
         if (config.adaptive.rule is None) == (rule is None):
             raise ValueError(
                 "give exactly one of adaptive.rule (in the config) and rule (a "
@@ -302,9 +301,10 @@ def assembled(
         rule = config.adaptive.rule if rule is None else rule
     elif rule is not None:
         raise ValueError("rule is for a config with adaptive, got one without")
+    budget, checks = budget_of(config, tables.load)
     parts = run_parts(config, data, budget, own=own)
     parts |= {"rule": rule, "checks": checks, "truncation": tables.truncation}
-    make: Any = Trainer if budget is None else AdaptiveTrainer
+    make: Any = Trainer if config.adaptive is None else AdaptiveTrainer
     trainer: Trainer = make(data=data, seed=config.seed, settings=settings, **parts)
     trainer.recipe = _recipe(config, tables, own, settings["model"])
     size = sum(leaf.size for leaf in jax.tree.leaves(parts["params"]))
@@ -352,7 +352,7 @@ def _recipe(
 def run_parts(
     config: TrainingConfig,
     data: ExampleTable,
-    budget: AdaptiveBudget | None = None,
+    budget: PrivacyBudget | AdaptiveBudget | None = None,
     *,
     own: OwnParts = NO_PARTS,
 ) -> dict[str, Any]:
@@ -368,8 +368,8 @@ def run_parts(
     num_classes = len(data.population.children_counts[-1])
     learner, params = built_model(config, shape, _ways(config), num_classes, own)
     gradient_steps = max(planned.num_steps - len(planned.before), 1)
-    if budget is not None:
-        gradient_steps = max(budget.most(name) for name in budget.training)
+    if isinstance(planned, AdaptiveBudget):
+        gradient_steps = max(planned.most(name) for name in planned.training)
     return {
         "learner": learner,
         "params": params,
@@ -466,12 +466,13 @@ def _evaluations(config: TrainingConfig, tables: Tables) -> dict[str, Evaluation
 _TOLERANCE = 1e-7
 
 
-def adaptive_plan(
+def budget_of(
     config: TrainingConfig, load: Callable[[str], ExampleTable]
-) -> tuple[AdaptiveBudget, dict[str, PrivateValidation]]:
-    """Returns an adaptive config's calibrated budget and checks; ``load`` a split."""
+) -> tuple[PrivacyBudget | AdaptiveBudget, dict[str, PrivateValidation]]:
+    """Returns a config's calibrated budget and its checks; ``load`` loads a split."""
     adaptive, data = config.adaptive, load(TRAIN)
-    assert adaptive is not None
+    if adaptive is None:
+        return plan(config, data), {}
     step, statistics = config.step_on(data.population), shared_statistics(config, data)
     made = _with_quotas if adaptive.has_quotas else _with_prices
     stated, first = adaptive.check, tuple(statistics)

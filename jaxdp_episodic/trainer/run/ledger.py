@@ -12,7 +12,7 @@ import json
 import platform
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from types import MappingProxyType
@@ -26,7 +26,6 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
-    PrivacyBudget,
     SpentAhead,
     public_budget,
 )
@@ -38,9 +37,8 @@ from jaxdp_episodic.accountant.report.ledger_file import (
 from jaxdp_episodic.accountant.report.sentences import upward
 from jaxdp_episodic.files.json_file import differences
 from jaxdp_episodic.trainer.config.training_adaptive import Released, ScoreThen
-from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
+from jaxdp_episodic.trainer.config.training_parts import FIXED
 from jaxdp_episodic.trainer.data.people import Truncation
-from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
 from jaxdp_episodic.trainer.run.store import Mark, RunStore, Saved
@@ -114,6 +112,22 @@ class Ledger:
             )
         self._before, self.now = self.now, self.now.charge(name)
         self.options.append(name)
+
+    def next_after(self, taken: int, ask: Callable[[], str | None]) -> str | None:
+        """Returns the kind of the next step, chosen once; None: the run is over."""
+        if not self._adapts:
+            return self.name_of(taken + 1)
+        if taken >= len(self.options) and not self.has_ended:
+            name = None
+            if taken < len(self.now.first):
+                name = self.now.first[taken]
+            elif not self.is_over(taken):
+                name = ask()
+            if name is None:
+                self.end()
+            else:
+                self.choose(name)
+        return self.options[taken] if taken < len(self.options) else None
 
     def end(self) -> None:
         """Records, in the file too, that an adaptive run has chosen to end."""
@@ -316,14 +330,13 @@ def ask_rule(rule: Any, run: Any) -> str | None:
     return choice
 
 
-def check_rule(budget: Any, rule: Any, checks: Mapping[str, Any]) -> bool:
-    """Returns whether a run is adaptive; refuses a rule without such a budget."""
+def check_rule(budget: Any, rule: Any, checks: Mapping[str, Any]) -> None:
+    """Refuses a rule without an adaptive budget, and such a budget without a rule."""
     adapts = isinstance(budget, AdaptiveBudget)
     if adapts and not callable(rule):
         raise TypeError(f"rule must be a function, got {_validation.shown(rule)}")
     if not adapts and (rule is not None or checks):
         raise TypeError(f"budget must be an AdaptiveBudget, got {type(budget)}")
-    return adapts
 
 
 def scores_in(
@@ -378,15 +391,13 @@ _PACKAGES = ("jaxdp-episodic", "jax", "jaxlib", "numpy", "randomgen", "flax", "o
 
 
 def described_run(
-    budget: PrivacyBudget,
-    data: ExampleTable,
-    learner: Any,
-    *,
-    seed: int | None,
-    clipping: ClippingConfig,
-    **settings: Any,
+    run: Any, seed: int | None, rule: Any, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns what a run is, as plain values; `refuse_other_run` compares them."""
+    """Returns what a trainer's run is; `refuse_other_run` compares it."""
+    budget, clipping = run.budget, run.clipping
+    choices = {}
+    if isinstance(budget, AdaptiveBudget):
+        choices = described_choices(budget, rule, run.checks)
     return {
         "step": described_step(budget.step),
         "before": [described_step(step) for step in budget.before],
@@ -395,13 +406,17 @@ def described_run(
             "delta": budget.delta,
             "num_steps": budget.num_steps,
         },
-        "learner": described_learner(learner),
+        "learner": described_learner(run.learner),
         # By level, units without records included: a message can name what is missing.
-        "units": data.num_units,
-        "data": data.fingerprint,
+        "units": run.data.num_units,
+        "data": run.data.fingerprint,
         "seed": "from the operating system" if seed is None else seed,
         **({} if clipping.kind == FIXED else {"clipping": clipping.to_dict()}),
+        "l2_clip_norm": run.l2_clip_norm,
+        "noise": run.noise,
+        "normalizer": run.normalizer,
         **settings,
+        **choices,
     }
 
 

@@ -69,20 +69,6 @@ def released_params(state: TrainingState) -> Any:
     return {"start": state.start.released(), "model": model}
 
 
-def initial_state(
-    optimizer: optax.GradientTransformation, params: Any, **fields: Any
-) -> TrainingState:
-    """Returns the state before the first step, with these further fields."""
-    dtype = training_dtype(params)
-
-    def widened(leaf: Any) -> Any:
-        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf.astype(dtype) if is_float else leaf
-
-    kept = optimizer.init(jax.tree.map(widened, params))
-    return TrainingState(params, jax.tree.map(jnp.asarray, kept), **fields)
-
-
 def array_types(state: Any) -> dict[str, str]:
     """Returns types and shapes of a state's arrays, by their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
@@ -396,6 +382,25 @@ class GradientStep(Mechanism):
         self._update = compiled_update(parts.optimizer)
         ends = first, budget.num_steps
         self.draws = RunDraws(sampler, parts.keys, parts.processes, *ends, parts.turn)
+
+    def initial_state(self, budget: PrivacyBudget | AdaptiveBudget) -> TrainingState:
+        """Returns the state before the first step of a run."""
+        parts = self._parts
+        dtype = training_dtype(parts.params)
+
+        def widened(leaf: Any) -> Any:
+            is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+            return leaf.astype(dtype) if is_float else leaf
+
+        kept = parts.optimizer.init(jax.tree.map(widened, parts.params))
+        norm, counts = jnp.float32(parts.l2_clip_norm), self.gradient.clipping.counts
+        return TrainingState(
+            parts.params,
+            jax.tree.map(jnp.asarray, kept),
+            () if parts.start is None else parts.start.initial(),
+            norm if counts else (),
+            no_scores(budget) if isinstance(budget, AdaptiveBudget) else (),
+        )
 
     def prepared(
         self, state: TrainingState, number: int, secret: DrawSecret

@@ -34,7 +34,6 @@ from jaxdp_episodic.trainer.run.ledger import (
     ask_rule,
     check_rule,
     check_run,
-    described_choices,
     described_opening,
     described_run,
     described_versions,
@@ -48,9 +47,7 @@ from jaxdp_episodic.trainer.run.mechanisms import (
     SharedParts,
     TrainingState,
     array_types,
-    initial_state,
     mechanisms_of,
-    no_scores,
     released_params,
 )
 from jaxdp_episodic.trainer.run.release import write_release
@@ -136,7 +133,7 @@ class Trainer:
         norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
         params, keys = jax.tree.map(jnp.asarray, params), Keys(seed)
         check_finite(params, 0)
-        adapts = check_rule(budget, rule, checks)
+        check_rule(budget, rule, checks)
         self._rule, self.checks = rule, dict(checks)
         self.has_private_scores = bool(checks)
         self.processes = all_processes()
@@ -169,30 +166,11 @@ class Trainer:
         ways = getattr(learner, "ways", [1, 1, *main.sampler.slot_shape][-2])
         self._stages = selection.Stages(learner, start, params, ways)
         self.has_default_normalizer = normalizer is None and budget.takes_steps
-        self.run: dict[str, Any] = described_run(
-            budget,
-            data,
-            learner,
-            seed=seed,
-            clipping=self.clipping,
-            l2_clip_norm=norm,
-            shots=shots,
-            noise=noise,
-            normalizer=self.normalizer,
-            settings=dict(settings or {}),
-        )
-        state = initial_state(
-            optimizer,
-            params,
-            start=() if start is None else start.initial(),
-            clip_norm=jnp.float32(norm) if self.clipping.counts else (),
-            scores=no_scores(budget) if adapts else (),
-        )
-        if adapts:
-            self.run |= described_choices(budget, rule, self.checks)
+        more = {"shots": shots, "settings": dict(settings or {})}
+        self.run: dict[str, Any] = described_run(self, seed, rule, more)
         self._one_step = threading.RLock()  # two at once would share one charge
         # One attribute, so that an interrupt cannot separate state and step number.
-        self._now = (self._gradient.on_devices(state), 0)
+        self._now = (self._gradient.on_devices(main.initial_state(budget)), 0)
         self.ledger, self.versions = Ledger(budget), described_versions()
         self.recipe: Mapping[str, Any] = {}
         self._is_joined = self.is_tried = self._is_half_resumed = False
@@ -200,7 +178,7 @@ class Trainer:
         self.selection: selection.Selection | None = None
         self._given, self._name = folder if self.processes.is_first else None, ""
         self._folder: Path | None = None
-        self._by_hand, self._is_by_hand = ExitStack(), False
+        self._by_hand: ExitStack | None = None  # closes the file that `step` opened
         self._store: RunStore | None = None
 
     @property
@@ -362,7 +340,7 @@ class Trainer:
                 if folder and self._store is None and not is_over:
                     self._open_by_hand(folder)
                 private = self._step(prepared)
-            if self._is_by_hand and (store := self._store):
+            if self._by_hand is not None and (store := self._store):
                 record = self.public_record(self.num_steps_taken)
                 store.note({**record, run_files.PRIVATE: private})
                 if store.is_full:
@@ -374,18 +352,18 @@ class Trainer:
             stack.enter_context(run_files.held(folder))
             self.begin(folder)
             store = stack.enter_context(self.opened(folder))
+            stack.callback(self.save, store)
             if not store.log():
                 store.note(self.public_record(self.num_steps_taken))
-            self._by_hand, self._is_by_hand = stack.pop_all(), True
+            self._by_hand = stack.pop_all()
 
     def close(self) -> None:
         """Saves the state and closes the file that `step` opened, if any."""
         run_files.refuse_within_a_step(self._one_step)
         with self._one_step:
-            if self._is_by_hand and (store := self._store):
+            if self._by_hand is not None:
                 with self._by_hand:
-                    self._is_by_hand = False
-                    self.save(store)
+                    self._by_hand = None
 
     def _step(self, prepared: PreparedStep | None) -> dict[str, Any]:
         """Charges the next step, releases it, and applies the release to the state."""
@@ -431,22 +409,14 @@ class Trainer:
             if self._store is not None and self.num_steps_taken < self.ledger.charged:
                 self._apply_releases(self._store)
             self._give_up_unreleased()
-            number, ledger = self.num_steps_taken, self.ledger
-            if self._rule is None:
-                return ledger.name_of(number + 1)
-            if number >= len(ledger.options) and not ledger.has_ended:
-                now, name = ledger.now, None
-                if number < len(now.first):
-                    name = now.first[number]
-                elif not ledger.is_over(number):
-                    if self.processes.is_first:
-                        name = ask_rule(self._rule, self)
-                    name = self.processes.shared_value(name)
-                if name is None:
-                    ledger.end()
-                else:
-                    ledger.choose(name)
-            return ledger.options[number] if number < len(ledger.options) else None
+            return self.ledger.next_after(self.num_steps_taken, self._asked)
+
+    def _asked(self) -> str | None:
+        """Returns what the rule chooses in the first process."""
+        is_first = self.processes.is_first
+        return self.processes.shared_value(
+            ask_rule(self._rule, self) if is_first else None
+        )
 
     def draw_blocks(self, step: int) -> list[episode.Block]:
         """Returns blocks of a fresh sample; one process of several gets its share."""

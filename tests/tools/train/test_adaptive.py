@@ -18,7 +18,7 @@ from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.tools.train.search_space import read_search
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.assemble import Tables, adaptive_plan, assembled
+from jaxdp_episodic.trainer.run.assemble import Tables, assembled, budget_of
 from training_runs import flat_step
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -170,7 +170,7 @@ def test_a_missing_split_names_the_check():
     config["adaptive"]["check"]["split"] = "valid"
     made = config_of(config)
     with pytest.raises(ValueError, match="adaptive.check: split must be .*'valid'"):
-        adaptive_plan(made, Tables(made, None).load)
+        budget_of(made, Tables(made, None).load)
 
 
 def test_a_run_has_exactly_one_rule_if_it_adapts(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Self
 
@@ -28,25 +29,13 @@ class ProgressBar:
       what: the things counted ("steps").
       total: expected number.
       done: number already done.
-      first: name and number of the first things, which have a rate of their own.
     """
 
     def __init__(
-        self,
-        console: Console | None,
-        what: str,
-        total: int,
-        done: int = 0,
-        *,
-        first: tuple[str, int] = ("", 0),
+        self, console: Console | None, what: str, total: int, done: int = 0
     ) -> None:
         self._console = console = console or Console(quiet=True)
-        self._done, self._last = done, time.monotonic()
-        name, number = first
-        # (name, index of the first, number) of each kind of things.
-        self._kinds = [(name, 0, number), (what, number, max(total - number, 1))]
-        self._kind = self._kinds[done >= number]
-        self._first: tuple[float, int] | None = None
+        self._last = time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -55,39 +44,36 @@ class ProgressBar:
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
+            get_time=lambda: time.monotonic(),
+            speed_estimate_period=math.inf,  # seconds
         )
-        what, start, total = self._kind
-        self._task = self._bar.add_task(
-            what, total=total, completed=done - start, text=""
-        )
+        self._bar.add_task(what, total=total, completed=done, text="")
 
     def advance(self, number: int) -> None:
         """Counts ``number`` more as done."""
-        self.show(self._done + number)
+        self.show(int(self._bar.tasks[0].completed) + number)
 
-    def show(self, done: int, text: str = "") -> None:
-        """Shows the number done, with a text."""
-        self._done, now = done, time.monotonic()
-        kind = self._kinds[done > self._kinds[0][2]]
-        what, start, total = kind
-        if kind != self._kind:
-            self._kind, self._first = kind, None
-            self._bar.reset(self._task, description=what, total=total)
-        done = min(done - start, total)
-        begun, before = self._first = self._first or (now, done)
-        rate = (done - before) / (now - begun) if now > begun else 0.0
-        notes = [text] if text else []
+    def show(
+        self, done: int, total: int | None = None, what: str = "", *, text: str = ""
+    ) -> None:
+        """Shows the number done, with a text; another ``what`` begins a new count."""
+        task, now = self._bar.tasks[0], time.monotonic()
+        if what and what != task.description:
+            self._bar.reset(task.id, description=what)
+        total = int(task.total or 0) if total is None else total
+        self._bar.update(task.id, total=total, completed=min(done, total))
+        rate, notes = task.finished_speed or task.speed or 0.0, [text] if text else []
         if rate >= 1:
             notes.append(f"{rate:,.{0 if rate >= 10 else 1}f} a second")
         elif rate:
             notes.append(f"{1 / rate:,.1f} s each")
-        self._bar.update(self._task, completed=done, text=", ".join(notes))
+        self._bar.update(task.id, text=", ".join(notes))
         if self._console.is_terminal or now - self._last < _SECONDS_BETWEEN_LINES:
             return
         self._last = now
         if rate:
-            notes.append(f"{_duration((total - done) / rate)} left")
-        line = f"{done:,} of {total:,} {what}"
+            notes.append(f"{_duration(task.time_remaining or 0.0)} left")
+        line = f"{task.completed:,.0f} of {total:,} {task.description}"
         self._console.print(", ".join([line, *notes]), highlight=False)
 
     def __enter__(self) -> Self:

@@ -20,10 +20,10 @@ def test_lines_come_every_ten_seconds_and_count_from_the_first_piece(clock):
     out = io.StringIO()
     bar = _progress.ProgressBar(Console(file=out, width=200), "steps", 4000, 1000)
     with bar:
-        bar.show(1100, "epsilon 0.1")  # compilation only: no rate yet
+        bar.show(1100, text="epsilon 0.1")  # compilation only: no rate yet
         for second in (5, 11, 12, 22):
             clock[0] = 100.0 + second
-            bar.show(1100 + 10 * second, f"epsilon 0.{second}")
+            bar.show(1100 + 10 * second, text=f"epsilon 0.{second}")
         clock[0] = 1000.0
         bar.advance(10_000)  # at most the total
     assert out.getvalue().splitlines() == [
@@ -50,13 +50,13 @@ def test_a_terminal_has_a_bar(clock):
     assert "left" not in shown
 
 
-def test_a_first_phase_has_its_own_rate(clock):
+def test_another_kind_has_its_own_rate(clock):
     out = io.StringIO()
-    console, first = Console(file=out, width=200), ("private statistics", 4)
-    with _progress.ProgressBar(console, "gradient steps", 304, first=first) as bar:
+    kinds = (4, "private statistics"), (300, "gradient steps")
+    with _progress.ProgressBar(Console(file=out, width=200), kinds[0][1], 4) as bar:
         for second, done in ((0, 1), (40, 2), (80, 4), (120, 5), (140, 105)):
             clock[0] = 100.0 + second
-            bar.show(done)
+            bar.show(done - 4 * (done > 4), *kinds[done > 4])
     assert out.getvalue().splitlines() == [
         "2 of 4 private statistics, 40.0 s each, 1 min 20 s left",
         "4 of 4 private statistics, 26.7 s each, 0 s left",

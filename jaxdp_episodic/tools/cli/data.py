@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from jaxdp_episodic.trainer.data.splits import (
     VALIDATION,
     ClassSplit,
 )
-from jaxdp_episodic.trainer.data.stored import Progress, Records, load_stored, store
+from jaxdp_episodic.trainer.data.stored import Records, load_stored, store
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 _SPLITTING = (VALIDATION, TEST, "split_salt")
@@ -55,8 +53,8 @@ def do_import(o: Options) -> list[str]:
     names = {k: Path(v).name for k, v in given.items() if k in (VALIDATION, TEST)}
     made_from = {"layout": layout, "source": o.source.name, **given, **names}
     begun = time.perf_counter()
-    with _shown() as progress:
-        store(o.folder, splits, made_from=made_from, on_progress=progress)
+    with ProgressBar(standard_error(), "records", 0) as bar:
+        store(o.folder, splits, made_from=made_from, on_progress=bar.show)
     lines = facts({"layout": layout}, _WIDTH)
     for split, records in splits.items():
         table = records.numbers
@@ -73,8 +71,8 @@ def do_import(o: Options) -> list[str]:
 
 def do_check(o: Options) -> list[str]:
     """The command ``data check``."""
-    with _shown() as progress:
-        size = check_sums(o.folder, lambda done, of: progress(done, of, "bytes"))
+    with ProgressBar(standard_error(), "bytes", 0) as bar:
+        size = check_sums(o.folder, bar.show)
     lines = [f"as it was made: {size:,} bytes"]
     for split in stored_splits(o.folder):
         for text in _people_row(load_stored(o.folder, split)).values():
@@ -139,19 +137,3 @@ def _share_or_path(text: str | None) -> float | str | None:
 def _people_row(table: ExampleTable) -> dict[str, str]:
     """A row on the people who own the examples, if these are known."""
     return {} if table.people is None else {"": str(table.people)}
-
-
-@contextmanager
-def _shown() -> Iterator[Progress]:
-    """Yields a function that shows a progress bar for each part of the work in turn."""
-    console, bars = standard_error(), dict[str, ProgressBar]()
-    with ExitStack() as shown:
-
-        def show(done: int, total: int, what: str) -> None:
-            if what not in bars:
-                shown.close()
-                bars[what] = ProgressBar(console, what, total, done)
-                shown.enter_context(bars[what])
-            bars[what].show(done)
-
-        yield show

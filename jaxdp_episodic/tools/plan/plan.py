@@ -294,7 +294,7 @@ def make_plan(
     left_out, gains = dict[str, list[str]](), {}
     with ProgressBar(console, "designs", len(designs)) as bar:
         for number, design in enumerate(designs):
-            bar.show(number, design.name)
+            bar.show(number, text=design.name)
             weight = design.examples / smallest
             try:
                 settings, gain = budgeted(design, weight), ""

@@ -322,15 +322,21 @@ def _run(
             else:
                 left = f" of {budget.epsilon:.15g}"
             spent = upward(progress.private_record["epsilon"])
-            bar.show(progress.step, f"epsilon {spent}{left}")
+            begun, *kind = kinds[progress.step > first]
+            bar.show(progress.step - begun, *kind, text=f"epsilon {spent}{left}")
             if on_step is not None:
                 on_step(progress)
 
-        first = ("private statistics", len(budget.before))
         # A step of an adaptive run may also be a noisy score.
-        kind = "steps" if adapts else "gradient steps"
-        of_steps = console, kind, budget.num_steps, taken
-        with ProgressBar(*of_steps, first=first) as bar:
+        what = "steps" if adapts else "gradient steps"
+        first = len(budget.before)
+        # Number of steps before those of a kind, their number, and the kind.
+        kinds = [
+            (0, first, "private statistics"),
+            (first, budget.num_steps - first, what),
+        ]
+        begun, total, what = kinds[taken >= first]
+        with ProgressBar(console, what, total, taken - begun) as bar:
             trainer.train(
                 folder,
                 evaluations=evaluations,

@@ -238,7 +238,6 @@ def search_budget(
     target, budgets = search.epsilon, dict[float, SearchBudget]()
     priced = (1 if target is None else _TOTALS) * sum(1 for _ in search.variants())
     with ProgressBar(console, "runs priced", priced) as bar:
-        bar.show(0)
 
         def total(run_epsilon: float) -> float:
             curve, is_public = _curve(search, run_epsilon, data, bar)

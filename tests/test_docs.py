@@ -19,7 +19,7 @@ import jaxdp_episodic
 import notebooks
 import pages
 from browsers import chromium
-from jaxdp_episodic.tools.cli.program import parsed as parse_command
+from jaxdp_episodic.tools.cli.command import parsed as parse_command
 from notebooks import NOTEBOOKS
 
 DOCS = sorted(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fuzzing import seeds
-from jaxdp_episodic.tools.cli.program import run
+from jaxdp_episodic.tools.cli.command import run
 
 VALID = {
     "epsilon": seeds.REQUEST,

@@ -4,7 +4,11 @@ Modules that need Flax are imported in the functions that use them: it costs a s
 which bad input and other commands of the same module should not pay.
 """
 
-from jaxdp_episodic.tools.cli.command import keep_compiled_kernels, use_all_cores
-from jaxdp_episodic.tools.cli.program import main, run
+from jaxdp_episodic.tools.cli.command import (
+    keep_compiled_kernels,
+    main,
+    run,
+    use_all_cores,
+)
 
 __all__ = ["keep_compiled_kernels", "main", "run", "use_all_cores"]

@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, printing, and the set-up of the process."""
+"""Runs a command, importing only its module: exit codes, printing, signals."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxdp_episodic._validation import one_line
+from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._kernel_cache import CACHE_VARIABLE, kernel_folder
-from jaxdp_episodic.tools.cli.flags import PROGRAM, UsageError
+from jaxdp_episodic.tools.cli import flags
+from jaxdp_episodic.tools.cli.flags import PROGRAM, SECTIONS, UsageError
 
 _RESEND_S = 0.05  # until a signal that was lost in a callback is sent again
 _JOIN_S = 300  # until a process that nobody joins gives up: clusters start slowly
@@ -229,7 +230,7 @@ def reason(error: BaseException, subject: str = "") -> str:
         return error.strerror + (f": {error.filename}" if is_other else "")
     if isinstance(error, MemoryError):
         return f"the grid does not fit into memory: {error}"
-    return one_line(error)
+    return _validation.one_line(error)
 
 
 @contextlib.contextmanager
@@ -283,3 +284,139 @@ def facts(
     pairs = list(rows.items()) if isinstance(rows, dict) else rows
     width = width or max((len(name) for name, _ in pairs), default=0)
     return [f"{name:<{width}}  {text}" for name, text in pairs]
+
+
+# Commands whose outcome has the library's warnings already.
+_PRINT_WARNINGS_THEMSELVES = ("sweep", "train", "tune", "book")
+
+Work = Callable[[Options], list[str]]
+
+
+def main() -> None:
+    """Entry point of the installed command; never returns."""
+    keep_compiled_kernels()
+    try:
+        code = run(sys.argv[1:])
+        if sys.stdout is not None:  # it was closed
+            sys.stdout.flush()
+        if code in (INTERRUPTED, TERMINATED):
+            end_process(code)  # one more Ctrl-C would disturb an ordinary exit
+    except KeyboardInterrupt as end:
+        # XLA's threads continue to compile. An ordinary exit beside them ends in a
+        # segmentation fault.
+        ended = isinstance(end, Terminated)
+        end_process(TERMINATED if ended else INTERRUPTED)
+    except OSError as error:
+        # The reader of a pipe, such as `head`, has left, or the disk is full.
+        if not isinstance(error, BrokenPipeError):
+            print_error(f"standard output: {reason(error)}")
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs a command line without the program's name; returns the exit code."""
+    try:
+        name, work, o = parsed(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    code = _done(name, work, o)
+    # The other processes of a run must not wait for this one.
+    if code and vars(o).get("distributed"):
+        end_process(code)
+    return code
+
+
+def _done(name: str, work: Work, o: Options) -> int:
+    """Does the work and prints the outcome; returns the exit code."""
+    unchanged = contextlib.nullcontext([])
+    # Ctrl-C is the usual end of `explore`.
+    signals = unchanged if name == "explore" else ended_by_sigterm()
+    prints = name.partition(" ")[0] in _PRINT_WARNINGS_THEMSELVES
+    try:
+        with signals, unchanged if prints else recorded_warnings() as texts:
+            lines = work(o)
+    except USER_ERRORS as error:
+        subject = "" if isinstance(error, UsageError) else str(o.subject)
+        text = reason(error, subject)
+        print_error(text if text.startswith(subject) else f"{subject}: {text}")
+        return USER_ERROR
+    except KeyboardInterrupt as end:
+        if o.left_behind is None:
+            raise
+        is_terminated, left = isinstance(end, Terminated), o.left_behind()
+        print_error(f"{'terminated' if is_terminated else 'interrupted'}{left}")
+        return TERMINATED if is_terminated else INTERRUPTED
+    if lines := [*lines, *(f"warning: {text}" for text in texts)]:
+        print(printable("\n".join(lines), keep="\n"))
+    return o.code
+
+
+def parsed(arguments: Sequence[str]) -> tuple[str, Work, Options]:
+    """Returns the name of the command, the function that does it, and its options.
+
+    Raises:
+      SystemExit: the help was printed (code 0), or the arguments are wrong.
+    """
+    name, rest = "", list(arguments)
+    try:
+        if rest == ["--version"]:
+            _finish(f"{PROGRAM} {sys.modules['jaxdp_episodic'].__version__}")
+        if rest[:1] == ["--print-completion"]:
+            shell = "".join(rest[1:2])
+            _check_word("shell", shell, ("bash", "zsh", "tcsh"))
+            _finish(_completion(shell))
+        while words := flags.below(name):
+            word = rest.pop(0) if rest else ""
+            if word in ("-h", "--help"):
+                _finish(flags.overview(name, words).format_help())
+            _check_word(f"action of {name}" if name else "command", word, words)
+            name = f"{name} {word}".lstrip()
+        options = flags.read(name, rest)
+    except UsageError as error:
+        print_error(f"{error} (see {f'{PROGRAM} {name}'.rstrip()} --help)")
+        raise SystemExit(USER_ERROR) from None
+    home = f"jaxdp_episodic.tools.cli.{SECTIONS[name].module}"
+    work = getattr(importlib.import_module(home), f"do_{name.split()[-1]}")
+    first = next(iter(options.values()))
+    return name, work, Options(subject=first, **options)
+
+
+def _finish(text: str) -> None:
+    print(text.rstrip())
+    raise SystemExit(0)
+
+
+def _check_word(what: str, word: str, known: Iterable[str]) -> None:
+    """Refuses a word that is not one of the known ones."""
+    if not word:
+        raise UsageError(f"no {what} was given")
+    if word not in known:
+        hint = _validation.nearest(word, known)
+        raise UsageError(f"unknown {what} {word!r}{hint}")
+
+
+def _completion(shell: str) -> str:
+    """A script by which a shell completes the commands and their options."""
+    words = {n: " ".join([*flags.below(n), *flags.options_of(n)]) for n in SECTIONS}
+    commands = words.pop("")
+    if shell == "tcsh":
+        names = (w[2:] for w in " ".join(words.values()).split() if w[:2] == "--")
+        every = " ".join(sorted(set(names)))
+        return f"complete {PROGRAM} 'p/1/({commands})/' 'c/--/({every})/'"
+    cases = [f'"{name} "*) words="{words[name]}" ;;' for name in reversed(words)]
+    lines = [
+        "_jaxdp_episodic() {",
+        f'  local words="{commands}"',
+        '  [ "$COMP_CWORD" = 1 ] || case "${COMP_WORDS[*]:1:2} " in',
+        *(f"    {case}" for case in cases),
+        "  esac",
+        '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))',
+        "}",
+        f"complete -o default -F _jaxdp_episodic {PROGRAM}",
+    ]
+    return "\n".join(
+        ["autoload -U bashcompinit", "bashcompinit"] * (shell == "zsh") + lines
+    )

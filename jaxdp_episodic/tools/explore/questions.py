@@ -1,9 +1,15 @@
-"""Answers the page's questions, which are requests in dictionary form."""
+"""Answers the page's questions, which are requests in dictionary form.
+
+As a program it answers each line of JSON by another one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import signal
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -244,3 +250,8 @@ _SCHEMES = (
     schemes.RandomAllocation("level", steps_per_epoch=10),
     schemes.ShuffledEpochs("level", steps_per_epoch=10),
 )
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends it
+    for line in sys.stdin.buffer:
+        print(json.dumps(reply(line), allow_nan=False), flush=True)

@@ -35,7 +35,7 @@ _MAX_QUESTION_BYTES = 2**22  # of JSON, with the sizes of a population
 # Seconds in which a request must arrive; half-sent ones would use up the descriptors.
 _ARRIVAL_SECONDS = 10.0
 # -P: nothing is imported from the current folder.
-_PROGRAM = (sys.executable, "-P", "-m", "jaxdp_episodic.tools.explore")
+_PROGRAM = (sys.executable, "-P", "-m", "jaxdp_episodic.tools.explore.questions")
 _TIMEOUT_S = 60.0  # for an answer
 _GRACE_S = 1.0  # for a question that the page gave up, before its process is killed
 _POLL_S = 0.1  # between checks whether the page still waits

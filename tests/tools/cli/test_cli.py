@@ -18,7 +18,7 @@ import jaxdp_episodic as jde
 from fuzzing import seeds
 from jaxdp_episodic.files import atomic
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.tools.cli import command, flags, program
+from jaxdp_episodic.tools.cli import command, flags
 from jaxdp_episodic.tools.plan.question import read_plan
 from jaxdp_episodic.tools.requests.request import (
     CalibrationRequest,
@@ -291,8 +291,8 @@ def test_an_interrupted_program_ends_at_once(monkeypatch, code):
     """A second Ctrl-C during an ordinary exit would end it by a traceback."""
     ended = []
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
-    monkeypatch.setattr(program, "run", lambda _: code)
-    monkeypatch.setattr(program.command, "end_process", ended.append)
+    monkeypatch.setattr(command, "run", lambda _: code)
+    monkeypatch.setattr(command, "end_process", ended.append)
     with pytest.raises(SystemExit):
         cli.main()
     assert ended == [code]
@@ -399,13 +399,13 @@ from pathlib import Path
 import jaxdp_episodic
 before = set(sys.modules)
 import jaxdp_episodic.tools.cli
-from jaxdp_episodic.tools.cli import command, flags, program
+from jaxdp_episodic.tools.cli import command, flags
 command.keep_compiled_kernels()
 arguments = sys.argv[1:]
 if arguments == ["--help"]:
-    assert program.run(arguments) == 0
+    assert command.run(arguments) == 0
 else:
-    program.parsed(arguments)
+    command.parsed(arguments)
 print(*{name.split(".")[0] for name in set(sys.modules) - before})
 """
 

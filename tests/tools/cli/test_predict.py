@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxdp_episodic.tools.cli import program
+from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.data.folders import load_class_folders
 from jaxdp_episodic.trainer.run.release import DESCRIPTION
 
@@ -73,7 +73,7 @@ def folder(tmp_path):
 def predict(capsys):
     def run(release, support, *queries, out=None, code=0):
         more = [] if out is None else ["--out", str(out)]
-        found = program.run(
+        found = cli.run(
             [
                 *("predict", str(release), "--support", str(support), "--queries"),
                 *(str(query) for query in queries),

@@ -11,7 +11,7 @@ from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.attacker import advantage, true_positive_rate
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.files.toml_file import to_toml
-from jaxdp_episodic.tools.cli import program
+from jaxdp_episodic.tools import cli
 from training_runs import PLAN, TINY
 
 STEP = jde.GaussianStep(
@@ -33,7 +33,7 @@ def said(tmp_path, capsys):
     def run(content):
         text = content if isinstance(content, str) else to_toml(content)
         (tmp_path / "run.toml").write_text(text, encoding="utf-8")
-        code = program.run(["report", str(tmp_path / "run.toml")])
+        code = cli.run(["report", str(tmp_path / "run.toml")])
         printed = capsys.readouterr()
         return code, " ".join((printed.out + printed.err).split())
 

@@ -11,7 +11,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.files.toml_file import to_toml
-from jaxdp_episodic.tools.cli.program import run
+from jaxdp_episodic.tools.cli.command import run
 from jaxdp_episodic.tools.requests import batch
 from jaxdp_episodic.tools.requests.request import (
     CalibrationRequest,

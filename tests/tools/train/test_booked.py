@@ -19,7 +19,7 @@ from jaxdp_episodic.tools.book.book import (
     read_book,
 )
 from jaxdp_episodic.tools.book.content import Protected
-from jaxdp_episodic.tools.cli.program import run as command
+from jaxdp_episodic.tools.cli.command import run as command
 from jaxdp_episodic.tools.train import run as run_module, search as search_module
 from jaxdp_episodic.tools.train.booked import Booking, protected_by, run_of_config
 from jaxdp_episodic.tools.train.run import run_training

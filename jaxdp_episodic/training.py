@@ -1,8 +1,4 @@
-"""Private training on episodes: models, learners, private gradients, the trainer.
-
-Doors: `assemble`, `episode`, `precision`, `processes`, `run`, `run_files`, `search`,
-`search_space`, `statistics`, `trainer`.
-"""
+"""Private training on episodes: models, learners, private gradients, the trainer."""
 
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import (
@@ -10,8 +6,7 @@ from jaxdp_episodic.accountant.questions.budget import (
     PrivacyBudget,
     plan_budget,
 )
-from jaxdp_episodic.tools.train.booked import Booking
-from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.tools.train.run import Booking, run_training
 from jaxdp_episodic.trainer.config.training_adaptive import (
     NextWhenStalled,
     Released,

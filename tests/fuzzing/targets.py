@@ -29,7 +29,7 @@ from jaxdp_episodic.tools.requests.request import (
 )
 from jaxdp_episodic.tools.sweep import run as sweep_run
 from jaxdp_episodic.tools.sweep.description import Sweep, read_sweep
-from jaxdp_episodic.tools.train.search_space import read_search
+from jaxdp_episodic.tools.train.search import read_search
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import ModelConfig
 from jaxdp_episodic.trainer.data.sources import SOURCES, Glyphs, Schools

@@ -36,7 +36,7 @@ _RULES = {
 def do_create(o: Options) -> list[str]:
     """The command ``book create``."""
     o.subject = shown(o.file_or_url)
-    from jaxdp_episodic.tools.train.booked import protected_by
+    from jaxdp_episodic.tools.train.run import protected_by
 
     protected = protected_by(read_config(o.run), o.run.parent)
     total: dict[str, Any] = {"epsilon": o.epsilon, "delta": o.delta}
@@ -126,7 +126,7 @@ def do_close(o: Options) -> list[str]:
 def _whole_run_of(path: Path) -> ComposedSteps:
     """The composition that a training config or a request describes."""
     if "data" in read_toml(path):
-        from jaxdp_episodic.tools.train.booked import run_of_config
+        from jaxdp_episodic.tools.train.run import run_of_config
 
         return run_of_config(read_config(path), path.parent)
     run = _run_of_request(path)

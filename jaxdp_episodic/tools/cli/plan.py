@@ -27,7 +27,6 @@ from jaxdp_episodic.tools.plan.question import PlanDescription, plan_around, rea
 from jaxdp_episodic.tools.plan.source import described_source
 from jaxdp_episodic.tools.plots.plan import draw_plan
 from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
-from jaxdp_episodic.tools.train.search_space import search_around
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.data.folders import STORED
 from jaxdp_episodic.trainer.data.splits import SPLITS, TRAIN
@@ -218,6 +217,8 @@ def _more_files(
                 "--tune needs held-out data, on which runs are compared; give them by "
                 "--validation PATH"
             )
+        from jaxdp_episodic.tools.train.search import search_around
+
         note = "runs are compared on held-out data: set true if they are public"
         search = search_around(relocated(table, base), config, base)
         texts["tune"] = to_toml(search, {"held_out_is_public": note})

@@ -65,11 +65,10 @@ def do_tune(o: command.Options) -> list[str]:
     book = _booking(o)
     command.use_all_cores()
     from jaxdp_episodic.tools.train import search as searches
-    from jaxdp_episodic.tools.train.search_space import read_search
     from jaxdp_episodic.trainer.run.evaluation import digits
 
     base, is_public = o.file.parent, o.held_out_is_public
-    search = read_search(o.file, held_out_is_public=is_public)
+    search = searches.read_search(o.file, held_out_is_public=is_public)
     if o.cost_only:
         budget = searches.search_budget(search, base, standard_error())
         each, whole = upward(budget.run_epsilon, 5), upward(budget.epsilon, 5)
@@ -93,7 +92,7 @@ def _booking(o: command.Options) -> Any:
     o.refuse_others("--book" if o.book else "no book", {"floor": ("--book",)})
     if o.book is None:
         return None
-    from jaxdp_episodic.tools.train.booked import Booking
+    from jaxdp_episodic.tools.train.run import Booking
 
     return Booking(o.book, o.floor)
 

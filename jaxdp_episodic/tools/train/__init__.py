@@ -1,4 +1,4 @@
 """Training runs, and searches over them, from a config.
 
-Doors: `booked`, `run`, `search`, `search_space`.
+Doors: `run`, `search`.
 """

@@ -1,14 +1,17 @@
-"""One training run: from a config to a run's file, a report and a release."""
+"""One training run: from a config to a run's file, a report and a release.
+
+A run of a book is charged to it before it samples anything.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import itertools
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,22 +22,26 @@ from rich.console import Console
 
 from jaxdp_episodic._progress import ProgressBar, standard_error
 from jaxdp_episodic.accountant._kernel_cache import keeping_kernels
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
-from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.in_words import GUARANTEE, budget_in_words
+from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.accountant.report.sentences import protected_unit, upward
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.optional import installing
-from jaxdp_episodic.tools.book.book import Paid, check_out
+from jaxdp_episodic.tools.book import book as books
+from jaxdp_episodic.tools.book.content import TRAIN, TUNE, Protected
 from jaxdp_episodic.tools.plots.run import draw_reliability, draw_run
-from jaxdp_episodic.tools.train import booked
-from jaxdp_episodic.tools.train.booked import Booking, PartOfSearch
 from jaxdp_episodic.trainer.config.training_adaptive import Rule
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.data.splits import TRAIN as TRAINING_DATA
+from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run import report as reports, run_files
-from jaxdp_episodic.trainer.run.assemble import OwnParts, Tables, assembled
+from jaxdp_episodic.trainer.run.assemble import OwnParts, Tables, assembled, budget_of
 from jaxdp_episodic.trainer.run.checks import (
     contributions_in_log,
     contributions_in_words,
@@ -142,11 +149,11 @@ def finished(
     title: str,
     console: Console,
     without_noise: Mapping[str, Mapping[str, Any]],
-    paid: Paid | None = None,
+    paid: books.Paid | None = None,
 ) -> Result:
     """Writes report, picture and release of a run that has completed its steps."""
     records = run_files.read_log(folder)
-    more = [] if paid is None else [booked.words_of_book(paid)]
+    more = [] if paid is None else [_words_of_book(paid)]
     account, selection = reports.run_statement(trainer, *more), trainer.selection
     private_facts, found = account.facts, contributions_in_log(records)
     if found is not None:
@@ -292,7 +299,7 @@ def _run(
         trainer, evaluations, size = assembled(config, tables, own)
     with run_files.locked(folder):
         pays = isinstance(book, Booking)
-        booked.refuse_other_way(folder, resume=resume, is_booked=pays)
+        _refuse_other_way(folder, resume=resume, is_booked=pays)
         if resume:
             with _shown_warnings(console):
                 name = None if book is None else book.book
@@ -311,7 +318,7 @@ def _run(
         elif book is not None:
             choosing_split(trainer, evaluations, select)  # an error costs nothing yet
             trainer.dry_run(evaluations)
-            paid = booked.check_in_run(book, trainer, config, base, folder, title)
+            paid = _check_in(book, trainer, config, base, folder, title)
             entry = f"book: entry {paid.entry.number}, {paid.price}; it has paid"
             console.print(f"{entry}; nothing is paid back", highlight=False)
         budget, taken = trainer.budget, trainer.num_steps_taken
@@ -346,7 +353,7 @@ def _run(
                 on_step=shown,
             )
         if isinstance(book, Booking) and paid is not None:
-            check_out(book.where, folder, paid, steps=trainer.num_steps_taken)
+            books.check_out(book.where, folder, paid, steps=trainer.num_steps_taken)
         without = {}
         bare = wanted is not None and wanted.without_noise
         if bare and paid is not None:
@@ -387,7 +394,7 @@ def _run_elsewhere(
     return Result(trainer, float(budget.spent(taken)), uncounted, {}, folder)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _shown_warnings(console: Console) -> Iterator[None]:
     """Prints the library's warnings, each once, without those of JAX."""
     with warnings.catch_warnings(record=True) as caught:
@@ -473,3 +480,161 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
         lines.append(f"[bold]not private[/bold]: {reports.SEEDED}")
     for line in lines:
         console.print(line, highlight=False)
+
+
+# --- Runs that are charged to a book ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Booking:
+    """The book that a run is charged to.
+
+    Attributes:
+      where: path or URL.
+      floor: the run's, in a book without a menu; None: a hundredth of the book's delta.
+    """
+
+    where: str
+    floor: float | None = None
+
+    @property
+    def book(self) -> str:
+        """The book's name."""
+        return books.read_book(self.where).terms.name
+
+
+class PartOfSearch(NamedTuple):
+    """The search that a run belongs to; it is charged as a whole."""
+
+    name: str  # of the search, in its state
+    paid: books.Paid | None  # the search's entry in a book; None: there is no book
+
+    @property
+    def book(self) -> str | None:
+        """The book's name, or None."""
+        return None if self.paid is None else self.paid.terms.name
+
+
+def protected_by(config: TrainingConfig, base: Path | None) -> Protected:
+    """Returns whom a run protects, and in which data: as loaded, before truncation."""
+    data = config.data.load(TRAINING_DATA, base)
+    step = config.step_on(data.population)
+    unit, relation = str(step.privacy_unit), step.neighboring_relation
+    return Protected(unit, relation, step.people, data.fingerprint)
+
+
+def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
+    """Returns a run's composition, accounted by public facts alone."""
+
+    def load(split: str) -> ExampleTable:
+        if split == TRAINING_DATA:
+            return config.training_data(base)[0]
+        return config.data.load(split, base)
+
+    run, *others = _parts_of(config, budget_of(config, load)[0])
+    if others or isinstance(run, AdaptiveRun):
+        raise NotImplementedError(
+            "adaptive: a run on a menu must be a composition, or adapt within quotas "
+            "on one part of the data"
+        )
+    return run
+
+
+def _refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
+    """Refuses to resume a run with a book if it began without one, or the reverse."""
+    receipt = books.read_receipt(folder)
+    if is_booked and resume and receipt is None:
+        if read_ledger(folder).book is not None:
+            raise ValueError(
+                f"{folder / books.RECEIPT} is missing: the run is charged to a book, "
+                "and only a folder with this receipt can be resumed"
+            )
+        raise ValueError(
+            f"book must be left out: the run in {folder} began without one, and a run "
+            "pays before it samples anything"
+        )
+    if not is_booked and receipt is not None:
+        if resume or receipt.has_paid:
+            raise ValueError(
+                f"book must be given: the run in {folder} is charged to one, "
+                f"{receipt.book[:12]}…"
+            )
+        (folder / books.RECEIPT).unlink()  # its run never paid and never began
+
+
+def _check_in(
+    booking: Booking,
+    trainer: Trainer,
+    config: TrainingConfig,
+    base: Path | None,
+    folder: Path,
+    title: str,
+) -> books.Paid:
+    """Charges a trainer's run before it samples anything, unless it has paid."""
+    order = books.order_of(
+        *_parts_of(config, trainer.budget),
+        what=TRAIN,
+        name=title,
+        protected=protected_by(config, base),
+        floor=booking.floor,
+    )
+    receipt, name = books.read_receipt(folder), None
+    if receipt is not None and run_files.was_only_begun(folder):  # it may have paid
+        # A killed process may have left an incomplete file: nothing was drawn.
+        with contextlib.suppress(LedgerError):
+            name = receipt.run if read_ledger(folder).run == receipt.run else None
+    name = trainer.begin(folder, name=name, book=booking.book)
+    at_end = trainer.num_steps_taken if trainer.has_ended else None
+    return books.check_in(booking.where, folder, order, run=name, at_end=at_end)
+
+
+def _words_of_book(paid: books.Paid) -> tuple[dict[str, str], str]:
+    """Returns facts on the book for ``run.json``, and its part of the statement."""
+    terms, entry = paid
+    own, own_epsilon, whole = "is", "run", ""
+    if entry.what == TUNE:
+        own = "is one run of a search, which as a whole is"
+        own_epsilon, whole = "run, or of its search,", " for a whole search"
+    epsilon, delta = f"{terms.epsilon:.15g}", f"{terms.delta:.15g}"  # not rounded
+    facts = {
+        "book": f"{terms.name}, entry {entry.number}: {paid.price}{whole}",
+        "guarantee of the book": f"epsilon {epsilon}, delta {delta}, all of its runs "
+        "together, each chosen by what was released",
+    }
+    return facts, (
+        "\n## One budget for the data set\n\n"
+        f"This run {own} entry {entry.number} of the book `{terms.name}`, and paid "
+        f"{paid.price} before it sampled anything. The guarantee of the book: "
+        "**all runs of this book together, however each was chosen in view of what "
+        f"others had released, are ({epsilon}, {delta})-differentially private for "
+        f"{terms.protected.words}**. It holds if several of these runs are released. "
+        f"The epsilon above is of this {own_epsilon} alone. The sum or composition of "
+        "such epsilons is no guarantee if one run was chosen in view of another. Runs "
+        "that are chosen by losses, norms or other numbers that are not released have "
+        "no guarantee together.\n"
+    )
+
+
+def _parts_of(
+    config: TrainingConfig, budget: PrivacyBudget | AdaptiveBudget
+) -> tuple[ComposedSteps | AdaptiveRun, ...]:
+    """A run, or its worst composition, for each part of the data, by public facts."""
+    if config.seed is not None:
+        raise ValueError(
+            f"seed must be left out of a run with a book, got {config.seed}: anyone "
+            "who knows it can subtract the noise"
+        )
+    if not budget.is_private:
+        raise ValueError("epsilon must be finite for a run in a book, got inf")
+    if isinstance(budget, AdaptiveBudget):
+        return tuple(run.composition() or run for run in budget.runs)
+    public = public_budget(budget)
+    if public is None:
+        raise ValueError(
+            "step.sampling must have a public lower bound, population, in every "
+            "sampling without replacement: the book's prices are public, but this "
+            "run's depends on private sizes"
+        )
+    run = public.run(public.num_steps)
+    pairs = zip(run.steps, run.counts, strict=True)
+    return (compose(*((step, count) for step, count in pairs if int(count))),)

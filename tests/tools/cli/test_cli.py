@@ -26,7 +26,7 @@ from jaxdp_episodic.tools.requests.request import (
     read_request,
 )
 from jaxdp_episodic.tools.sweep.description import read_sweep
-from jaxdp_episodic.tools.train.search_space import read_search
+from jaxdp_episodic.tools.train.search import read_search
 from sweep_runs import REQUEST, SMALL
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,7 +14,7 @@ from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.plan.first_config import Wishes, first_config
 from jaxdp_episodic.tools.plan.question import read_plan
 from jaxdp_episodic.tools.plan.source import described_source
-from jaxdp_episodic.tools.train.search_space import read_search
+from jaxdp_episodic.tools.train.search import read_search
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.splits import SPLITS
 from jaxdp_episodic.trainer.run.release import DESCRIPTION

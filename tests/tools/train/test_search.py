@@ -19,8 +19,13 @@ from jaxdp_episodic.accountant.questions.tuning import (
     tuned_rdp,
 )
 from jaxdp_episodic.tools.train import search as search_module
-from jaxdp_episodic.tools.train.search import STATE, run_search, search_budget
-from jaxdp_episodic.tools.train.search_space import is_priced, read_search
+from jaxdp_episodic.tools.train.search import (
+    STATE,
+    is_priced,
+    read_search,
+    run_search,
+    search_budget,
+)
 from jaxdp_episodic.trainer.run.assemble import plan
 from pages import ROOT
 from training_runs import TINY, search_file
@@ -212,6 +217,14 @@ def test_a_resumed_search_does_not_draw_again(tmp_path, monkeypatch):
     other = read_search(search_file(tmp_path, target="run_epsilon = 2.0"))
     with pytest.raises(ValueError, match="another search"):
         run_search(other, out, resume=True, base=tmp_path)
+    whole = (out / STATE).read_text()
+    runs = [{"values": {}}], {"a": 1}, [{"values": {}, "score": "high"}]
+    damaged = [stored | {"runs": one} for one in runs] + [[], {}, stored | {"name": 1}]
+    for text in (whole[:-9], *map(json.dumps, damaged)):
+        (out / STATE).write_text(text)
+        with pytest.raises(ValueError, match="search.json: damaged"):
+            run_search(search, out, resume=True)
+    (out / STATE).write_text(whole)
     second = Trainings(scores)
     monkeypatch.setattr(search_module, "run_training", second)
     result = run_search(search, out, resume=True, base=tmp_path)

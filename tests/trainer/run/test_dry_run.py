@@ -10,7 +10,7 @@ import pytest
 
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.book.book import create_book, read_book
-from jaxdp_episodic.tools.train.booked import Booking, protected_by
+from jaxdp_episodic.tools.train.run import Booking, protected_by
 from jaxdp_episodic.trainer.draw import generators
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 from jaxdp_episodic.trainer.gradient import private_gradient

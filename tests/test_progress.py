@@ -16,7 +16,9 @@ def clock(monkeypatch):
     return times
 
 
-def test_lines_come_every_ten_seconds_and_count_from_the_first_piece(clock):
+def test_lines_come_every_ten_seconds_and_count_from_the_first_piece(clock, capsys):
+    _progress.standard_error().print("word " * 40 + "end")  # it is not wrapped
+    assert capsys.readouterr().err.count("\n") == 1
     out = io.StringIO()
     bar = _progress.ProgressBar(Console(file=out, width=200), "steps", 4000, 1000)
     with bar:
@@ -31,11 +33,6 @@ def test_lines_come_every_ten_seconds_and_count_from_the_first_piece(clock):
         "1,320 of 4,000 steps, epsilon 0.22, 10 a second, 4 min 28 s left",
         "4,000 of 4,000 steps, 3.2 a second, 0 s left",
     ]
-
-
-def test_lines_of_a_log_are_not_wrapped(capsys):
-    _progress.standard_error().print("word " * 40 + "end")
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_terminal_has_a_bar(clock):

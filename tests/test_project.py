@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 63_738,
+    "jaxdp_episodic": 63_689,
     "jaxdp_episodic/accountant/describe": 3_978,
     "jaxdp_episodic/accountant/losses": 5_280,
     "jaxdp_episodic/accountant/methods": 6_087,
@@ -340,9 +340,9 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/plan": 2_118,
     "jaxdp_episodic/tools/plots": 1_214,
     "jaxdp_episodic/tools/book": 1_134,
-    "jaxdp_episodic/tools/train": 1_282,
-    "jaxdp_episodic/tools/explore": 475,
-    "jaxdp_episodic/tools/cli": 2_402,
+    "jaxdp_episodic/tools/train": 1_278,
+    "jaxdp_episodic/tools/explore": 474,
+    "jaxdp_episodic/tools/cli": 2_377,
     "jaxdp_episodic/files": 1_439,
     "experiments": 7_103,
     "tests": 48_343,

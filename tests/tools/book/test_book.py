@@ -29,11 +29,7 @@ from jaxdp_episodic.tools.book.book import (
     read_book,
     read_receipt,
 )
-from jaxdp_episodic.tools.book.content import (
-    BookExhaustedError,
-    Protected,
-    merged,
-)
+from jaxdp_episodic.tools.book.content import BookExhaustedError, Protected, merged
 from jaxdp_episodic.tools.book.storage import BookError, shown
 
 PROTECTED = Protected("user", "add_remove", None, "ab" * 32)

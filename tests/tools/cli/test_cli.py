@@ -398,8 +398,7 @@ import sys
 from pathlib import Path
 import jaxdp_episodic
 before = set(sys.modules)
-import jaxdp_episodic.tools.cli
-from jaxdp_episodic.tools.cli import command, flags
+from jaxdp_episodic.tools.cli import command
 command.keep_compiled_kernels()
 arguments = sys.argv[1:]
 if arguments == ["--help"]:

@@ -21,15 +21,10 @@ from jaxdp_episodic.tools.book.book import (
 from jaxdp_episodic.tools.book.content import Protected
 from jaxdp_episodic.tools.cli.command import run as command
 from jaxdp_episodic.tools.train import run as run_module, search as search_module
-from jaxdp_episodic.tools.train.run import (
-    Booking,
-    protected_by,
-    run_of_config,
-    run_training,
-)
+from jaxdp_episodic.tools.train.run import protected_by, run_of_config, run_training
 from jaxdp_episodic.trainer.run.run_files import files_of_a_run
 from jaxdp_episodic.trainer.run.trainer import Trainer
-from jaxdp_episodic.training import read_config
+from jaxdp_episodic.training import Booking, read_config
 from training_runs import ONE_RUN, TINY, TINY_LINEAR, search_file
 
 pytestmark = pytest.mark.usefixtures("undrawn")

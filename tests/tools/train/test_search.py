@@ -19,13 +19,7 @@ from jaxdp_episodic.accountant.questions.tuning import (
     tuned_rdp,
 )
 from jaxdp_episodic.tools.train import search as search_module
-from jaxdp_episodic.tools.train.search import (
-    STATE,
-    is_priced,
-    read_search,
-    run_search,
-    search_budget,
-)
+from jaxdp_episodic.tools.train.search import read_search, run_search, search_budget
 from jaxdp_episodic.trainer.run.assemble import plan
 from pages import ROOT
 from training_runs import TINY, search_file
@@ -160,7 +154,7 @@ def test_unknown_hyperparameters_are_found_before_anything_is_stored(tmp_path):
     # This distribution draws at least one run.
     with pytest.raises(ValueError, match="learning_rat"):
         run_search(search, tmp_path / "out", base=tmp_path)
-    assert not (tmp_path / "out" / STATE).exists()
+    assert not (tmp_path / "out" / search_module.STATE).exists()
 
 
 def test_draws_lie_in_their_ranges(tmp_path):
@@ -207,7 +201,8 @@ def test_a_resumed_search_does_not_draw_again(tmp_path, monkeypatch):
     monkeypatch.setattr(search_module, "run_training", first)
     with pytest.raises(KeyboardInterrupt):
         run_search(search, out, base=tmp_path, console=Console(file=said, width=200))
-    stored = json.loads((out / STATE).read_text())
+    state = out / search_module.STATE
+    stored = json.loads(state.read_text())
     (printed,) = re.findall("run epsilon (.*), the search (.*) at", said.getvalue())
     for shown, name in zip(printed, ("run_epsilon", "epsilon"), strict=True):
         assert 0 <= float(shown) - stored["budget"][name] < 1e-2  # rounded up
@@ -217,14 +212,13 @@ def test_a_resumed_search_does_not_draw_again(tmp_path, monkeypatch):
     other = read_search(search_file(tmp_path, target="run_epsilon = 2.0"))
     with pytest.raises(ValueError, match="another search"):
         run_search(other, out, resume=True, base=tmp_path)
-    whole = (out / STATE).read_text()
-    runs = [{"values": {}}], {"a": 1}, [{"values": {}, "score": "high"}]
-    damaged = [stored | {"runs": one} for one in runs] + [[], {}, stored | {"name": 1}]
-    for text in (whole[:-9], *map(json.dumps, damaged)):
-        (out / STATE).write_text(text)
+    whole = state.read_text()
+    wrong = whole.replace('"values"', '"v"'), whole.replace('"-inf"', '"high"')
+    for damaged in (whole[:-9], "[]", "{}", *wrong):
+        state.write_text(damaged)
         with pytest.raises(ValueError, match="search.json: damaged"):
             run_search(search, out, resume=True)
-    (out / STATE).write_text(whole)
+    state.write_text(whole)
     second = Trainings(scores)
     monkeypatch.setattr(search_module, "run_training", second)
     result = run_search(search, out, resume=True, base=tmp_path)
@@ -266,5 +260,7 @@ def test_pipelines_are_searched_and_their_settings_priced():
     # Each changes the Rényi DP at equal epsilon, and the search is charged by Rényi DP.
     names = ("start", "start.share", "start.within", "learner", "learner.kind")
     for name in (*names, "people.examples"):
-        assert is_priced(name)
-    assert not is_priced("learner.temperature") and not is_priced("l2_clip_norm")
+        assert search_module.is_priced(name)
+    assert not search_module.is_priced(
+        "learner.temperature"
+    ) and not search_module.is_priced("l2_clip_norm")

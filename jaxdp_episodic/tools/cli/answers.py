@@ -73,7 +73,7 @@ def do_log(o: command.Options) -> list[str]:
             records.append({"kind": "step", "name": name, "step": json.loads(text)})
         for opening in file.openings:
             row = {"kind": "opening", "charged": opening.charged}
-            records.append(row | opening.environment)
+            records.append({**row, **opening.environment})
         for charge in file.charges():
             row = {"kind": "charge", "number": charge.number}
             row |= {"step": file.steps[charge.step][0], "process": charge.session}

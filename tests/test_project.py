@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 63_689,
+    "jaxdp_episodic": 63_675,
     "jaxdp_episodic/accountant/describe": 3_978,
     "jaxdp_episodic/accountant/losses": 5_280,
     "jaxdp_episodic/accountant/methods": 6_087,
@@ -326,7 +326,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/questions": 6_308,
     "jaxdp_episodic/accountant/bounds": 1_950,
     "jaxdp_episodic/accountant/interop": 1_736,
-    "jaxdp_episodic/accountant/report": 2_074,
+    "jaxdp_episodic/accountant/report": 2_060,
     "jaxdp_episodic/trainer/data": 3_531,
     "jaxdp_episodic/trainer/draw": 1_486,
     "jaxdp_episodic/trainer/config": 1_343,

@@ -58,8 +58,8 @@ _QUANTILES = {
 }
 # Largest number of distinct paths with an epsilon; with more, rates are rounded up.
 _MAX_PATHS = 8192
-# The same for "exact" or "pld", which take milliseconds per path.
-_MAX_EXACT_PATHS = 512
+# The same for "pld", which takes tens of milliseconds per path.
+_MAX_CERTIFIED_PATHS = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +219,7 @@ def privacy_report(
     Epsilon at the privacy unit is that of `epsilon`. All epsilons are *upper bounds*.
     Those of the worst paths are as tight as ``method``. If a `Population` has very many
     distinct paths, those of the other units are computed with slightly larger rates
-    (see `UnitDistribution`).
+    (see `UnitDistribution`): above 8,192 paths, with method "pld" above 512.
 
     A report is about one setting: every field must be a scalar. It is computed from the
     sizes of the `Population`; if these are private, so is the report.
@@ -228,8 +228,7 @@ def privacy_report(
       step: the step, or a run made by `compose`.
       delta: in (0, 1), one number; the same at every level.
       num_steps: whole number >= 0; None for a composed run, which has its own counts.
-      method: how epsilon is computed; see `epsilon`. With more than
-        512 distinct paths, all but the worst are bounded by "rdp".
+      method: how epsilon is computed; see `epsilon`.
       per_unit: whether to return the epsilon of each protected unit; needs a
         `Population`.
       people: public bounds of one person's examples, single numbers. The report of a
@@ -254,13 +253,10 @@ def privacy_report(
         )
     first = run.gaussian_steps[0]
     _check_people(people, first)
-    worst = distribution = None
-    if first.privacy_unit in OWNED:
-        spent = _epsilon(run, target, method)
-    else:
+    spent, worst, distribution = _epsilon(run, target, method), None, None
+    if first.privacy_unit not in OWNED:
         accounted = runs_of(run, None)
-        worst = _worst_path(run, accounted, target, method)
-        spent = worst.epsilon
+        worst = _worst_path(run, accounted, target, method, spent)
         distribution = _distribution(run, accounted, target, worst, per_unit, method)
     by_level, level_runs = _by_level(run, target, spent, method, people)
     return PrivacyReport(
@@ -330,40 +326,29 @@ def _path_epsilons(runs: Sequence[Run], delta: np.ndarray, method: str) -> np.nd
         for run in runs
     ]
     shape = (max(run.num_paths for run in runs),)
-    bounds = worst_epsilon(paths, delta, shape, method="rdp")
-    if method == "rdp":
-        return bounds
-    # Computes the worst path exactly, and a limited number of the others.
-    values = np.array(bounds)
-    is_exact = np.zeros(shape, bool)
-    while True:
-        order = np.argsort(-values, kind="stable")
-        next_ = order[~is_exact[order]][:_MAX_EXACT_PATHS]
-        if next_.size == 0 or values[next_[0]] <= values[is_exact].max(initial=-np.inf):
-            return values
-        some = [
-            one.map(lambda f, next_=next_: f if len(f) == 1 else f[next_])
-            for one in paths
-        ]
-        values[next_] = worst_epsilon(some, delta, next_.shape, method=method)
-        is_exact[next_] = True
+    return worst_epsilon(paths, delta, shape, method=method)
 
 
 def _worst_path(
-    run: ComposedSteps, accounted: Sequence[Run], delta: np.ndarray, method: str
+    run: ComposedSteps,
+    accounted: Sequence[Run],
+    delta: np.ndarray,
+    method: str,
+    spent: float,
 ) -> WorstPath:
     """The path with the largest epsilon; among equal ones, that with most units."""
     if len(accounted) == 1:
         front = path_rows.undominated_paths(accounted[0])
     else:  # several theorems hold: any path may be the worst
         front = np.arange(max(one.num_paths for one in accounted))
-    fewer = [one.take_paths(front) for one in accounted]
-    epsilons = _path_epsilons(fewer, delta, method)
+    most = int(front[0])
+    if len(front) > 1:
+        fewer = [one.take_paths(front) for one in accounted]
+        most = int(front[np.argmax(_path_epsilons(fewer, delta, method))])
     step = _tree_step(run)
     multiplicity = (
         np.ones(1, np.int64) if step is None else step.path_rates.multiplicity
     )
-    most = int(front[np.argmax(epsilons)])
     equal = functools.reduce(
         np.intersect1d, (path_rows.equal_paths(one, most) for one in accounted)
     )
@@ -383,7 +368,7 @@ def _worst_path(
         sizes=sizes,
         rates=tuple(rates),
         inclusion_rate=float(_at(_inclusion_rates(run), index)),
-        epsilon=float(epsilons.max()),
+        epsilon=spent,
         num_units=None if step is None else int(multiplicity[index]),
     )
 
@@ -443,7 +428,8 @@ def _distribution(
     if step is None:
         return None
     # Each theorem's run is a bound: use the first for the other paths.
-    fewer, index, rounding = path_rows.rounded_up(accounted[0], _MAX_PATHS)
+    most = _MAX_CERTIFIED_PATHS if method == "pld" else _MAX_PATHS
+    fewer, index, rounding = path_rows.rounded_up(accounted[0], most)
     # The largest epsilon bounds that of every path, also where rounding exceeds it.
     epsilons = _path_epsilons([fewer], delta, method)[index]
     epsilons = np.minimum(epsilons, worst.epsilon)

@@ -318,8 +318,8 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 63_675,
-    "jaxdp_episodic/accountant/describe": 3_978,
+    "jaxdp_episodic": 63_657,
+    "jaxdp_episodic/accountant/describe": 3_960,
     "jaxdp_episodic/accountant/losses": 5_280,
     "jaxdp_episodic/accountant/methods": 6_087,
     "jaxdp_episodic/accountant/numerics": 3_205,

@@ -88,7 +88,7 @@ def test_averages_over_all_partitions(classes: int, ways: int, bound: int) -> No
             law = np.convolve(law, [0.7**number, 1 - 0.7**number])
         expected += chance * law
     mean = np.exp(log_reached_mean(classes, ways, bound, 0.3))
-    np.testing.assert_allclose(mean[: len(expected)], expected, atol=1e-14)
+    np.testing.assert_allclose(mean, np.trim_zeros(expected, "b"), atol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,7 @@ from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run import report as reports, run_files
 from jaxdp_episodic.trainer.run.assemble import OwnParts, Tables, assembled, budget_of
-from jaxdp_episodic.trainer.run.checks import (
-    contributions_in_log,
-    contributions_in_words,
-)
+from jaxdp_episodic.trainer.run.checks import contributions_in_words
 from jaxdp_episodic.trainer.run.evaluation import Score, digits
 from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, StepProgress
@@ -155,7 +152,7 @@ def finished(
     records = run_files.read_log(folder)
     more = [] if paid is None else [_words_of_book(paid)]
     account, selection = reports.run_statement(trainer, *more), trainer.selection
-    private_facts, found = account.facts, contributions_in_log(records)
+    private_facts, found = account.facts, run_files.contributions_in_log(records)
     if found is not None:
         drawn, complete = found
         words = f"{complete:,} of {drawn:,} that took part were complete"

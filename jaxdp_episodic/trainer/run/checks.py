@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -44,7 +44,6 @@ from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 from jaxdp_episodic.trainer.gradient.clipping import count_deviation
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.learners.episode import default_block_size
-from jaxdp_episodic.trainer.run.run_files import PRIVATE
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 # Most rows of a block on one device with discrete noise: 256 episodes of ten pictures
@@ -455,17 +454,6 @@ def contributions_in_words(units: CompleteUnits, clip_unit: str, num_steps: int)
 
 def _shown(number: float, digits: int) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.{digits}g}"
-
-
-def contributions_in_log(
-    records: Sequence[Mapping[str, Any]],
-) -> tuple[int, int] | None:
-    """Returns how many contributions a log's steps drew, and how many were complete."""
-    noted = [r[PRIVATE] for r in records if "num_complete" in r.get(PRIVATE, {})]
-    if not noted:
-        return None
-    drawn = sum(int(one["num_units"]) for one in noted)
-    return drawn, sum(int(one["num_complete"]) for one in noted)
 
 
 def better_settings(

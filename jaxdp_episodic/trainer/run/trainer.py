@@ -28,7 +28,6 @@ from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run import run_files, selection
 from jaxdp_episodic.trainer.run.checks import check_finite
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, PrivateValidation
-from jaxdp_episodic.trainer.run.importer import import_old_run
 from jaxdp_episodic.trainer.run.ledger import (
     Ledger,
     ask_rule,
@@ -625,7 +624,7 @@ class Trainer:
         """Takes up the run in a folder's file."""
         run_files.refuse_without_run(folder)
         with run_files.locked(folder):
-            import_old_run(folder, self.state)
+            run_files.import_old_run(folder, self.state)
             with run_files.alone(folder) as path, closing(RunStore(path)) as store:
                 saved, ledger = resumed_run(
                     store, self.budget, self.run, array_types(self.state), book

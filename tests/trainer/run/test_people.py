@@ -20,12 +20,11 @@ from jaxdp_episodic.trainer.run import checks
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
 from jaxdp_episodic.trainer.run.checks import (
     check_held_out,
-    contributions_in_log,
     found_in_both,
     ways_out,
 )
 from jaxdp_episodic.trainer.run.report import privacy_statement, report_of_budget
-from jaxdp_episodic.trainer.run.run_files import read_log
+from jaxdp_episodic.trainer.run.run_files import contributions_in_log, read_log
 from jaxdp_episodic.trainer.run.store import EPOCH, RunStore
 from jaxdp_episodic.trainer.statistics.terms import Contributors
 from jaxdp_episodic.training import StartConfig, TrainingConfig, plan_budget

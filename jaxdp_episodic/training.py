@@ -46,9 +46,9 @@ from jaxdp_episodic.trainer.run.assemble import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, PrivateValidation, Score
 from jaxdp_episodic.trainer.run.ledger import RuleError
 from jaxdp_episodic.trainer.run.loading import load_parameters, load_release
+from jaxdp_episodic.trainer.run.loop import Selection, Stage
 from jaxdp_episodic.trainer.run.release import Classified, Release
 from jaxdp_episodic.trainer.run.run_files import StepProgress
-from jaxdp_episodic.trainer.run.selection import Selection, Stage
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics

@@ -44,9 +44,9 @@ from jaxdp_episodic.trainer.run import report as reports, run_files
 from jaxdp_episodic.trainer.run.assemble import OwnParts, Tables, assembled, budget_of
 from jaxdp_episodic.trainer.run.checks import contributions_in_words
 from jaxdp_episodic.trainer.run.evaluation import Score, digits
+from jaxdp_episodic.trainer.run.loop import Selection, choosing_split
 from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, StepProgress
-from jaxdp_episodic.trainer.run.selection import Selection, choosing_split
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
 REPORT = "report.md"

@@ -1,5 +1,5 @@
 """The run: trainer, ledger, store.
 
-Doors: `assemble`, `checks`, `evaluation`, `ledger`, `loading`, `release`,
-`report`, `run_files`, `selection`, `trainer`.
+Doors: `assemble`, `checks`, `evaluation`, `ledger`, `loading`, `loop`, `release`,
+`report`, `run_files`, `trainer`.
 """

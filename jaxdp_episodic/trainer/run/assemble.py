@@ -56,8 +56,8 @@ from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
 from jaxdp_episodic.trainer.run.checks import check_held_out, check_owners, sampler_of
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, PrivateValidation
 from jaxdp_episodic.trainer.run.ledger import described_part
+from jaxdp_episodic.trainer.run.loop import choosing_split
 from jaxdp_episodic.trainer.run.release import OWN
-from jaxdp_episodic.trainer.run.selection import choosing_split
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics

@@ -25,7 +25,7 @@ from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners import episode
-from jaxdp_episodic.trainer.run import run_files, selection
+from jaxdp_episodic.trainer.run import loop, run_files
 from jaxdp_episodic.trainer.run.checks import check_finite
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, PrivateValidation
 from jaxdp_episodic.trainer.run.ledger import (
@@ -39,7 +39,6 @@ from jaxdp_episodic.trainer.run.ledger import (
     resumed_run,
     scores_in,
 )
-from jaxdp_episodic.trainer.run.loop import take_all_steps, try_out
 from jaxdp_episodic.trainer.run.mechanisms import (
     DrawSecret,
     PreparedStep,
@@ -163,7 +162,7 @@ class Trainer:
         self.complete_units = main.complete_units
         self._gradient: PrivateGradient = main.gradient
         ways = getattr(learner, "ways", [1, 1, *main.sampler.slot_shape][-2])
-        self._stages = selection.Stages(learner, start, params, ways)
+        self._stages = loop.Stages(learner, start, params, ways)
         self.has_default_normalizer = normalizer is None and budget.takes_steps
         more = {"shots": shots, "settings": dict(settings or {})}
         self.run: dict[str, Any] = described_run(self, seed, rule, more)
@@ -174,7 +173,7 @@ class Trainer:
         self.recipe: Mapping[str, Any] = {}
         self._is_joined = self.is_tried = self._is_half_resumed = False
         self._last_release = 0  # number of the last released step
-        self.selection: selection.Selection | None = None
+        self.selection: loop.Selection | None = None
         self._given, self._name = folder if self.processes.is_first else None, ""
         self._folder: Path | None = None
         self._by_hand: ExitStack | None = None  # closes the file that `step` opened
@@ -195,21 +194,21 @@ class Trainer:
         """The parameters to evaluate and release; see `released_params`."""
         return released_params(self.state)
 
-    def stages(self) -> tuple[selection.Stage, ...]:
+    def stages(self) -> tuple[loop.Stage, ...]:
         """The stages that the run has now, the simplest first: post-processing."""
         has_stepped = self.num_steps_taken > len(self.budget.before)
         return self._stages.of(self.state, has_stepped=has_stepped)
 
-    def stages_to_come(self) -> tuple[selection.Stage, ...]:
+    def stages_to_come(self) -> tuple[loop.Stage, ...]:
         """The stages that the run will have, with parameters as they are now."""
         return self._stages.of(self.state, has_stepped=self.budget.takes_steps)
 
-    def stages_after(self, step: int, params: Any) -> tuple[selection.Stage, ...]:
+    def stages_after(self, step: int, params: Any) -> tuple[loop.Stage, ...]:
         """The stages that use the parameters after an earlier gradient step."""
         return tuple(self._stages.stepped(params, f"@{step}"))
 
     @property
-    def released(self) -> selection.Stage:
+    def released(self) -> loop.Stage:
         """The stage that is released: what `train` has chosen, else the last one."""
         chosen = self.selection
         if chosen is None or chosen.step != self.num_steps_taken:
@@ -307,7 +306,7 @@ class Trainer:
         """
         self._join()
         with self.processes.together():
-            try_out(self, evaluations or {})
+            loop.try_out(self, evaluations or {})
 
     def step(self, prepared: PreparedStep | None = None) -> dict[str, Any]:
         """Charges and takes one step; returns its private diagnostics.
@@ -331,7 +330,7 @@ class Trainer:
         self._join()
         with self.processes.together():
             if not self.is_tried:
-                try_out(self, {})
+                loop.try_out(self, {})
             run_files.refuse_within_a_step(self._one_step)
             with self._one_step:
                 folder, most = self._folder or self._given, self.budget.permitted_steps
@@ -493,9 +492,10 @@ class Trainer:
             _validation.whole_number(name, 1 if value is None else value)
         self.close()
         self._join()
+        scored = dict(evaluations or {})
         with self.processes.together():
             if not self.processes.is_first:
-                try_out(self, {})
+                loop.try_out(self, {})
                 with self.ahead() as ahead:
                     for prepared in ahead:
                         self.step(prepared)
@@ -504,11 +504,11 @@ class Trainer:
             with run_files.locked(folder):
                 self.begin(folder)
                 # Before any charge.
-                selection.choosing_split(self, evaluations or {}, select)
-                try_out(self, evaluations or {})
+                loop.choosing_split(self, scored, select)
+                loop.try_out(self, scored)
                 with self.opened(folder) as store:
-                    scoring = selection.Scoring(self, store, evaluations, select=select)
-                    records = take_all_steps(self, store, scoring, every, on_step)
+                    how = scored, select, every, on_step
+                    records = loop.take_all_steps(self, store, *how)
             self.processes.meet()
             return records
 

@@ -16,8 +16,8 @@ from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.train import run
 from jaxdp_episodic.tools.train.run import Result
 from jaxdp_episodic.trainer.run.evaluation import Score
+from jaxdp_episodic.trainer.run.loop import Selection, Stage
 from jaxdp_episodic.trainer.run.run_files import read_log
-from jaxdp_episodic.trainer.run.selection import Selection, Stage
 from training_runs import TINY_LINEAR, PlainBudget, charged_run, flat_step
 
 LINEAR = TINY_LINEAR.replace("8.0\ndelta = 1e-5", "8.0000012\ndelta = 1.0000012e-5")

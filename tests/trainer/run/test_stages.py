@@ -23,13 +23,13 @@ from jaxdp_episodic.trainer.learners.learners import (
     untrained,
 )
 from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation
+from jaxdp_episodic.trainer.run.loop import best_of, choosing_split
 from jaxdp_episodic.trainer.run.run_files import (
     STAGES,
     STORE,
     read_log,
     releasable_records,
 )
-from jaxdp_episodic.trainer.run.selection import best_of, choosing_split
 from jaxdp_episodic.trainer.run.store import BEST, RunStore
 from jaxdp_episodic.training import MixedModel, PrivateStatistics, StartConfig
 from training_runs import (

@@ -312,13 +312,11 @@ class SharedParts:
 
 
 class Mechanism:
-    """What a mechanism does beyond `release` and `apply`; here nothing."""
+    """What mechanisms have in common."""
 
     shared_fields: tuple[str, ...] = ()  # of the state; other processes receive them
-
-    def try_out(self, state: TrainingState) -> TrainingState:
-        """Computes a release on zeros, of the run's shapes; returns the state after."""
-        return state
+    # Whether all processes release together; else the first one does.
+    is_joint = False
 
     def as_release(
         self, state: TrainingState, number: int, arrays: list[np.ndarray]
@@ -330,7 +328,7 @@ class Mechanism:
 class GradientStep(Mechanism):
     """A clipped and noised gradient step, with its sampler and functions."""
 
-    shared_fields = ("params", "clip_norm")
+    shared_fields, is_joint = ("params", "clip_norm"), True
 
     def __init__(self, parts: SharedParts, budget: PrivacyBudget) -> None:
         step, data, learner, start = budget.step, parts.data, parts.learner, parts.start
@@ -511,12 +509,9 @@ class Statistic(Mechanism):
     shared_fields = ("start",)
 
     def release(self, state: TrainingState, number: int, prepared: Any) -> Any:
-        """Returns the noised sum, in the first process; there are no diagnostics."""
-        parts = self.parts
-        if not parts.processes.is_first:
-            return None, {}
-        pairs = generator(parts.keys.new("draw", number))
-        key, noise = parts.keys.new("noise", number), self.noise_multiplier
+        """Returns the noised sum; there are no diagnostics."""
+        keys, noise = self.parts.keys, self.noise_multiplier
+        pairs, key = generator(keys.new("draw", number)), keys.new("noise", number)
         found = self.statistics.noised_sum(state.start, self.index, pairs, key, noise)
         return found, {}
 
@@ -544,9 +539,7 @@ class NoisyCheck(Mechanism):
     judged: Any  # the learner that is scored
 
     def release(self, state: TrainingState, number: int, prepared: Any) -> Any:
-        """Returns the noised score, in the first process; there are no diagnostics."""
-        if not self.parts.processes.is_first:
-            return None, {}
+        """Returns the noised score; there are no diagnostics."""
         params, keys = released_params(state), self.parts.keys
         return self.check.release(self.judged, params, keys, number), {}
 

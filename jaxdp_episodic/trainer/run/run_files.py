@@ -265,35 +265,30 @@ def import_old_run(folder: Path, like: Any) -> None:
 
 
 def _make_store(folder: Path, like: Any) -> None:
+    temporary, log = folder / f"{STORE}.importing", folder / "log.jsonl"
     try:
         texts, charges = old_rows(folder / OLD_LEDGER)
-        run = json.loads(texts[0][2])["run"]
         meta, state = _checkpoint(folder / "checkpoints", like)
-        name, _, size, digest = meta["ledger"]
+        run, _, size, digest = meta["ledger"]
         with open(folder / OLD_LEDGER, "rb") as file:
             seen = hashlib.sha256(file.read(size)).hexdigest()
-        if name != run or seen != digest:
+        if run != json.loads(texts[0][2])["run"] or seen != digest:
             raise LedgerError(
                 f"{folder}: the ledger is not the checkpoint's, or is an older copy"
             )
-        releases = _releases(folder / "journal", name, meta["charged_steps"])
-        kept = list(_kept(folder, name))
-        log = folder / "log.jsonl"
-        records = read_log(log) if log.exists() else []
+        new_store(temporary, texts, charges)
+        with closing(RunStore(temporary)) as store:
+            for record in read_log(log) if log.exists() else ():
+                store.note(record)
+            taken = meta["charged_steps"]
+            arrays = jax.device_get(jax.tree.leaves(state))
+            store.save(taken, arrays, meta["run"], array_types(like), taken)
+            for number, released in _releases(folder / "journal", run, taken):
+                store.release(number, released)
+            for kind, number, kept in _kept(folder, run):
+                store.keep(kind, number, kept)
     except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
         raise LedgerError(f"the run in {folder} is damaged: {error!r}") from error
-    temporary = folder / f"{STORE}.importing"
-    new_store(temporary, texts, charges)
-    with closing(RunStore(temporary)) as store:
-        for record in records:
-            store.note(record)
-        taken = meta["charged_steps"]
-        arrays = jax.device_get(jax.tree.leaves(state))
-        store.save(taken, arrays, meta["run"], array_types(like), taken)
-        for number, released in releases:
-            store.release(number, released)
-        for kind, number, found in kept:
-            store.keep(kind, number, found)
     if temporary.with_name(temporary.name + "-wal").exists():
         raise OSError(f"{temporary} could not be written as a whole: is the disk full?")
     temporary.replace(folder / STORE)
@@ -312,10 +307,10 @@ def _checkpoint(folder: Path, like: Any) -> tuple[dict[str, Any], Any]:
         meta = manager.restore(step, args=wanted)["meta"]
         checksum = meta.pop("sha256", None)
         text = json.dumps(meta, sort_keys=True).encode()
-        if checksum != hashlib.sha256(text).hexdigest() or meta["format"] != _FORMAT:
-            raise LedgerError(f"checkpoint {folder / str(step)} is damaged or edited")
-        if meta["charged_steps"] != step or meta["ledger"] is None:
-            raise LedgerError(f"checkpoint {folder / str(step)} was renamed or edited")
+        is_whole = checksum == hashlib.sha256(text).hexdigest()
+        stated = meta["format"], meta["charged_steps"], meta["ledger"] is None
+        if not is_whole or stated != (_FORMAT, step, False):
+            raise LedgerError(f"checkpoint {folder / str(step)} is damaged or renamed")
         refuse_other_state(meta["state"], array_types(like))
         # Planned runs had no scores.
         fields = like._asdict()
@@ -326,9 +321,10 @@ def _checkpoint(folder: Path, like: Any) -> tuple[dict[str, Any], Any]:
         return meta, like._replace(**found)
 
 
-def _releases(path: Path, run: str, after: int) -> list[tuple[int, list[np.ndarray]]]:
+def _releases(
+    path: Path, run: str, after: int
+) -> Iterator[tuple[int, list[np.ndarray]]]:
     """The journal's later releases; a last record that was cut off is ignored."""
-    found: list[tuple[int, list[np.ndarray]]] = []
     data = path.read_bytes() if path.exists() else b""
     chain = hashlib.sha256(b"jaxdp-episodic journal 2 " + run.encode()).digest()
     of_run, place = chain[:8], 0
@@ -337,24 +333,25 @@ def _releases(path: Path, run: str, after: int) -> list[tuple[int, list[np.ndarr
         step, base, length, name, check = _HEAD.unpack(head)
         end = place + _HEAD.size + length
         if not any(data[place:]):
-            break  # space that was reserved and not written
-        if check != hashlib.sha256(head[:-8]).digest()[:8]:
-            raise LedgerError(f"journal {path}: the record at byte {place} is damaged")
-        if name != of_run or base > after:
-            raise LedgerError(f"journal {path} is of another run or checkpoint")
+            return  # space that was reserved and not written
+        is_whole = check == hashlib.sha256(head[:-8]).digest()[:8]
+        if not is_whole or name != of_run or base > after:
+            raise LedgerError(
+                f"journal {path}: the record at byte {place} is damaged, or of another "
+                "run or checkpoint"
+            )
         released = data[place + _HEAD.size : end]
         chain = hashlib.sha256(chain + head + released).digest()
         if data[end : end + 32] != chain:
             if end + 32 < len(data):
                 raise LedgerError(f"journal {path}: step {step} is damaged")
-            break
+            return
         if step > after:
             arrays, file = [], io.BytesIO(released)
             while file.tell() < length:
                 arrays.append(np.lib.format.read_array(file, allow_pickle=False))
-            found.append((step, arrays))
+            yield step, arrays
         place = end + 32
-    return found
 
 
 def _kept(folder: Path, run: str) -> Iterator[tuple[str, int, list[np.ndarray]]]:

@@ -382,7 +382,9 @@ class Trainer:
         self.processes.meet()  # the first process has charged
         mechanism = self.mechanisms[name]
         try:
-            released, private = mechanism.release(state, number, prepared)
+            released, private = None, {}
+            if self.processes.is_first or mechanism.is_joint:
+                released, private = mechanism.release(state, number, prepared)
             if self.processes.is_first:
                 if self._store is not None:  # before anybody else has the release
                     leaves = jax.device_get(jax.tree.leaves(released))

@@ -1,5 +1,5 @@
 """Rényi, exact, certified and adaptive: the methods, against the protocols of losses.
 
-Doors: `adaptive.method`, `adaptive.problem`, `certified.method`, `exact.held`,
-`exact.method`, `rdp`, `run`.
+Doors: `adaptive.method`, `adaptive.problem`, `certified.method`, `exact.method`,
+`rdp`, `run`.
 """

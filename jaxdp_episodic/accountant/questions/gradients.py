@@ -1,10 +1,9 @@
-"""Derivatives of epsilon: differences on one contour, or of epsilons."""
+"""Derivatives of epsilon and others: differences of answers at displaced numbers."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,20 +14,21 @@ from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.schemes import (
     OWNED,
     EpochScheme,
-    Poisson,
     Scheme,
+    WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.spec import mapped
 from jaxdp_episodic.accountant.describe.step import (
+    AnyStep,
     ComposedSteps,
     GaussianStep,
     compose,
     gaussian_parts,
     parts_of,
 )
-from jaxdp_episodic.accountant.methods.exact.held import held_change
-from jaxdp_episodic.accountant.methods.run import EpsilonAt, Question, Run
+from jaxdp_episodic.accountant.methods.run import Answer, DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.questions import api, worst_path
+from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.accountant.questions.dominating_pair import (
     in_one_place,
     runs_of_parts,
@@ -42,26 +42,13 @@ EPSILON = "epsilon"
 NOISE = "noise_multiplier"
 NUM_STEPS = "num_steps"
 ORDERS = "orders"
-Field = tuple[int, str]
-"""A number of a run: the index of its part and its name, see `epsilon_and_gradient`."""
-Moved = Callable[[np.ndarray, np.ndarray], tuple[Question, Sequence[Run]]]
-"""From displacements (..., k) of a number in flattened settings (k,) to runs there."""
-
-
-class Scale(NamedTuple):
-    """The scale of a number, of which widths of differences are shares; arrays."""
-
-    size: np.ndarray  # 0 or NaN: no derivative
-    rises: np.ndarray  # whether the number can only increase
-    # The scale for one-sided differences downwards, tried second; 0: none.
-    falls: np.ndarray
-
-    def where(self, condition: np.ndarray) -> Scale:
-        """Returns the scale with no derivatives elsewhere."""
-        return Scale(*(np.where(condition, part, 0) for part in self))
-
-
+_QUESTIONS = {
+    EPSILON: api.epsilon,
+    DELTA: api.delta,
+    NOISE: calibrate_noise_multiplier,
+}
 _NAME = "epsilon_and_gradient"
+_LEAST_NORMAL = float(np.finfo(np.float64).tiny)
 # Points of a difference, in widths: central, and one-sided.
 _POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
 # Weights of fourth order for the values there minus the middle value.
@@ -80,8 +67,6 @@ _ROUNDING = 1e-13
 # Relative error that is good enough, and the largest that is returned.
 _ENOUGH = 1e-8
 _LARGEST_ERROR = 1e-6
-# Width of differences on one contour, as a share of the scale.
-_HELD_SHARE = 2e-5
 # Widths for certified ends, which are accurate to about 1e-5; and the largest relative
 # distance of the derivatives by both.
 _OF_BOUNDS = (0.0625, 0.03125)
@@ -90,6 +75,21 @@ _BOUNDS_WITHIN = 1e-2
 # below which one-sided differences are tried as well.
 LEAST_FROM_ONE = 1e-10
 _NEXT_TO_ONE = 1e-3
+# Fields that set the sampling rate of a level.
+_RATES = ("sampling_probability", "size", "steps_per_epoch")
+
+
+class Scale(NamedTuple):
+    """The scale of a number, of which widths of differences are shares; arrays."""
+
+    size: np.ndarray  # 0 or NaN: no derivative
+    rises: np.ndarray  # whether the number can only increase
+    # The scale for one-sided differences downwards, tried second; 0: none.
+    falls: np.ndarray
+
+    def where(self, condition: np.ndarray) -> Scale:
+        """Returns the scale with no derivatives elsewhere."""
+        return Scale(*(np.where(condition, part, 0) for part in self))
 
 
 def epsilon_and_gradient(
@@ -102,8 +102,7 @@ def epsilon_and_gradient(
 ) -> tuple[Any, dict[str, Any]]:
     """Returns epsilon and its derivatives by fields of the step, at fixed delta.
 
-    Most exact derivatives are differences of log(delta) on one integration contour; the
-    others are differences of epsilon. The relative error is mostly below 1e-8
+    They are differences of epsilon. The relative error is mostly below 1e-8
     (*estimates*; docs/proofs.md).
 
     Names of fields (with epoch schemes or bands only the first one):
@@ -148,95 +147,208 @@ def epsilon_and_gradient(
       ValueError: a step without ``num_steps``, or an unknown name.
       NotImplementedError: epoch schemes with another name than "noise_multiplier".
     """
-    parts = gaussian_parts(step, _NAME)
     delta = _validation.open_unit_array("delta", delta)
     _validation.choice("method", method, METHODS)
     if isinstance(step, ComposedSteps) and num_steps is not None:
         step, num_steps = compose((step, num_steps)), None
-    wanted = _checked_names(wrt, step)
-    runs, shape = api.checked_runs(step, num_steps, delta=delta)
-    _, counts = parts_of(step, num_steps)
-    counts = [np.broadcast_to(np.asarray(n, np.float64), shape) for n in counts]
+    wanted = _checked_names(wrt, step, num_steps)
+    api.checked_runs(step, num_steps, delta=delta)
     value = api.epsilon(step, delta=delta, num_steps=num_steps, method=method)
+    arguments = {DELTA: delta, NUM_STEPS: num_steps}
+    question = Question(EPSILON, step, arguments, (), {"method": method})
     gradient = {}
     for name, fields in wanted.items():
-
-        def moved(displacement: np.ndarray, index: np.ndarray, f: Any = fields) -> Any:
-            some = [settings_of(part, shape, index) for part in parts]
-            numbers = [taken_of(count, shape, index) for count in counts]
-            question = EpsilonAt(np.log(taken_of(delta, shape, index)))
-            return question, _moved_runs(some, numbers, f, displacement)
-
-        scale = _scale_of_fields(parts, counts, fields, shape)
-        gradient[name] = slope(moved, value, scale, method)[()]
+        scales = [np.broadcast_arrays(*field.scale(), value)[:3] for field in fields]
+        sizes, rises, falls = zip(*scales, strict=True)
+        least = np.minimum.reduce
+        scale = Scale(least(sizes), np.logical_or.reduce(rises), least(falls))
+        places = [field.place for field in fields]
+        gradient[name] = question.slope(places, value, scale)[()]
     return value, gradient
 
 
+# --- Questions with displaced numbers ---
+
+
+class Question(NamedTuple):
+    """A question about a step, of which some numbers may be missing."""
+
+    kind: str  # "epsilon", "delta", "rdp" or "noise_multiplier"
+    step: AnyStep  # with ... for missing numbers
+    known: Mapping[str, Any]  # known arguments
+    places: tuple[str, ...]  # field paths or argument names of the missing numbers
+    options: Mapping[str, str]  # method or direction
+
+    def filled(self, *missing: np.ndarray) -> Question:
+        """Returns the question with its missing numbers, which are checked."""
+        given = dict(zip(self.places, missing, strict=True))
+
+        def filled(where: str, value: Any) -> Any:
+            found = given.pop(where, value)
+            if found is value or not where.endswith("sampling_probability"):
+                return found
+            # JAX threads flush subnormal numbers to 0.
+            some = np.array(found, np.float64).view(np.int64) > 0
+            return np.where(some, np.maximum(found, _LEAST_NORMAL), found)
+
+        step = mapped(self.step, filled)
+        return self._replace(step=step, known={**self.known, **given}, places=())
+
+    def of_some(
+        self,
+        shape: tuple[int, ...],
+        index: np.ndarray,
+        places: Sequence[str] = (),
+        displacement: Any = 0.0,
+    ) -> Question:
+        """The question about some of the flattened settings, numbers displaced."""
+
+        def taken(where: str, value: Any) -> Any:
+            if np.ndim(value):
+                value = np.broadcast_to(value, shape).reshape(-1)[index]
+            return value + displacement if where in places else value
+
+        known = {name: taken(name, value) for name, value in self.known.items()}
+        # Sizes and counts become real numbers, which a check would refuse.
+        step = mapped(self.step, taken, checked=False)
+        return self._replace(step=step, known=known)
+
+    def answer(self) -> np.ndarray:
+        """Returns the result, float64 of the shape of all numbers."""
+        # JAX may wait for this result, so that using JAX here could deadlock.
+        with using_engine("numpy"):
+            if self.kind == "rdp":
+                return self._curve()
+            # The target of a calibration is no argument of `epsilon`.
+            known = {name: v for name, v in self.known.items() if name != self.kind}
+            ask = _QUESTIONS[self.kind]
+            return np.asarray(ask(self.step, **known, **self.options), np.float64)
+
+    def _curve(self) -> np.ndarray:
+        """Rényi divergences at one order for each setting."""
+        runs = self._runs()
+        orders = _validation.order_or_inf_array(ORDERS, self.known[ORDERS])[..., None]
+        shape = np.broadcast_shapes(orders.shape, *((*r.shape[:-1], 1) for r in runs))
+        return api.curve_of(runs, orders, self.options["direction"], shape[:-1])
+
+    def _runs(self) -> tuple[Run, ...]:
+        """The runs, with real numbers of steps."""
+        times = self.known.get(NUM_STEPS)
+        times = np.asarray(1.0 if times is None else times, np.float64)
+        parts, counts = parts_of(self.step)
+        return runs_of_parts(parts, [count * times for count in counts])
+
+    def _by_method(self, method: str) -> Answer:
+        """Epsilon or the logarithm of delta, with real numbers of steps."""
+        if self.kind == DELTA:
+            asked = DeltaAt(np.asarray(self.known[EPSILON], np.float64))
+        else:
+            asked = EpsilonAt(np.log(self.known[DELTA]))
+        with using_engine("numpy"):
+            return worst_path.answer(asked, self._runs(), method)
+
+    def _exact_by(self, method: str) -> np.ndarray:
+        """The same; NaN where it is a certified bound."""
+        found = self._by_method(method)
+        return np.where(found.is_certified, np.nan, found.value)
+
+    def slope(
+        self,
+        places: Sequence[str],
+        answer: np.ndarray,
+        scale: Scale | None = None,
+        *,
+        by_bounds: bool = True,
+    ) -> np.ndarray:
+        """Returns the derivative by the numbers at some places together, or NaN.
+
+        ``by_bounds``: also by differences of certified bounds, where there are no exact
+        answers.
+        """
+        shape = np.shape(answer)
+        if self.kind == NOISE:
+            # Epsilon is fixed at its target.
+            def at_noise(where: str, value: Any) -> Any:
+                return answer if where == NOISE else value
+
+            inner = self._replace(kind=EPSILON, step=mapped(self.step, at_noise))
+            at = inner.answer()
+            slope = functools.partial(inner.slope, answer=at, by_bounds=by_bounds)
+            by_noise = slope([NOISE])
+            return (1.0 if EPSILON in places else -slope(places)) / by_noise
+        scale = self.scale(places[0], shape) if scale is None else scale
+        if self.kind == "rdp":
+            return self.difference(Question._curve, places, scale)
+        method = self.options["method"]
+        by = worst_path.CONTOUR if method == "exact" else method
+        found = self.difference(lambda some: some._exact_by(by), places, scale)
+        known = answer > 0 if self.kind == DELTA else np.isfinite(answer)
+        left = np.asarray(np.isnan(found) & known)
+        if method == "exact" and by_bounds and np.any(left):
+            index = np.flatnonzero(left)
+            bounds = self.of_some(shape, index)._by_method(method)
+            left[left] = bounds.is_certified
+            found = np.where(left, self._slope_of_bounds(places, scale, left), found)
+        return answer * found if self.kind == DELTA else found
+
+    def scale(self, place: str, shape: tuple[int, ...]) -> Scale:
+        """Returns the scale of the number at a place."""
+        value = {**self.step._within, **self.known}[place]
+        return scale_of(place, np.broadcast_to(value, shape))
+
+    def _slope_of_bounds(
+        self, places: Sequence[str], scale: Scale, wanted: np.ndarray
+    ) -> np.ndarray:
+        """The derivative of certified bounds; NaN where it is not accurate."""
+
+        def bound(some: Question) -> np.ndarray:
+            return some._by_method("exact").value
+
+        scale = scale.where(wanted)._replace(falls=np.zeros(wanted.shape))
+        wide, narrow = (
+            self.difference(bound, places, scale, (share,), np.inf)
+            for share in _OF_BOUNDS
+        )
+        return np.where(abs(wide - narrow) <= _BOUNDS_WITHIN * abs(wide), wide, np.nan)
+
+    def difference(
+        self,
+        function: Callable[[Question], np.ndarray],
+        places: Sequence[str],
+        scale: Scale,
+        *how: Any,
+    ) -> np.ndarray:
+        """The derivative of a function of the question by numbers at some places."""
+        shape = np.shape(scale.size)
+
+        def moved(displacement: np.ndarray, index: np.ndarray) -> np.ndarray:
+            return function(self.of_some(shape, index, places, displacement))
+
+        return difference(moved, scale, *how)
+
+    def rows(
+        self, words: Sequence[tuple[int, ...]], *missing: np.ndarray
+    ) -> list[np.ndarray]:
+        """Returns the result, (), and its derivatives by numbers, (i,) or (i, j)."""
+        asked = self.filled(*missing)
+        answer = asked.answer()
+        found: dict[tuple[int, ...], np.ndarray] = {(): answer}
+        with using_engine("numpy"), np.errstate(all="ignore"):
+            for word in dict.fromkeys(filter(None, words)):
+                first, *second = ([self.places[i]] for i in word)
+                if not second:
+                    found[word] = asked.slope(first, answer)
+                    continue
+
+                def slope(some: Question, first: Any = first) -> np.ndarray:
+                    return some.slope(first, some.answer(), by_bounds=False)
+
+                scale = asked.scale(second[0][0], answer.shape)
+                found[word] = asked.difference(slope, second[0], scale)
+        return [found[word] for word in words]
+
+
 # --- Differences ---
-
-
-def slope(
-    moved: Moved, answer: np.ndarray, scale: Scale, method: str, *, held: bool = True
-) -> np.ndarray:
-    """Returns the derivative of an epsilon or log(delta); NaN if it is unknown."""
-    scale = Scale(*(np.broadcast_to(part, np.shape(answer)).ravel() for part in scale))
-    found = np.full(np.size(answer), np.nan)
-    if method == "exact" and held:
-        found = _held_slope(moved, np.ravel(answer), scale)
-    by = worst_path.CONTOUR if method == "exact" else method
-    values = functools.partial(_answers, moved, by, is_exact=True)
-    others = difference(values, scale.where(np.isnan(found)))
-    found = np.where(np.isnan(found), others, found)
-    if method == "exact" and held:
-        unknown = np.flatnonzero(np.isnan(found) & np.isfinite(np.ravel(answer)))
-        found[unknown] = _slope_of_bounds(moved, unknown, scale)
-    return found.reshape(np.shape(answer))
-
-
-def _slope_of_bounds(moved: Moved, index: np.ndarray, scale: Scale) -> np.ndarray:
-    """The derivatives of some answers that are certified bounds; NaN for others."""
-    if not index.size:
-        return np.empty(0)
-    with using_engine("numpy"):
-        bounds = worst_path.answer(*moved(np.zeros((1, index.size)), index), "exact")
-    size, rises, _ = (part[index] for part in scale)
-    size = np.where(bounds.is_certified.reshape(-1), size, 0.0)
-    ends = functools.partial(_answers, moved, "exact")
-    wide, narrow = (
-        _difference(lambda d, i: ends(d, index[i]), size, rises + 0.0, (share,), np.inf)
-        for share in _OF_BOUNDS
-    )
-    near = np.abs(wide - narrow) <= _BOUNDS_WITHIN * np.abs(wide)
-    return np.where(near, wide, np.nan)
-
-
-def _answers(
-    moved: Moved,
-    method: str,
-    displacement: np.ndarray,
-    index: np.ndarray,
-    *,
-    is_exact: bool = False,
-) -> np.ndarray:
-    """Epsilons or logarithms of delta; for ``is_exact`` NaN where these are bounds."""
-    with using_engine("numpy"):
-        found = worst_path.answer(*moved(displacement, index), method)
-    return np.where(is_exact & found.is_certified, np.nan, found.value)
-
-
-@np.errstate(divide="ignore", invalid="ignore")
-def _held_slope(moved: Moved, answer: np.ndarray, scale: Scale) -> np.ndarray:
-    """The derivative by a difference on one contour; NaN if that does not apply."""
-    usable = (scale.size > 0) & np.isfinite(scale.size) & ~scale.rises.astype(bool)
-    width = np.where(usable, _power_of_two(_HELD_SHARE * scale.size), 0.0)
-    sides = []
-    for sign in (-1.0, 1.0):
-        question, runs = moved(sign * width, np.arange(answer.size))
-        if len(runs) != 1 or runs[0].num_paths > 1:
-            return np.full(answer.size, np.nan)
-        target = np.broadcast_to(question.target, answer.shape)
-        sides.append((question.at(target), runs[0].flattened((answer.size, 1))))
-    return held_change(sides, answer, usable) / (2 * width)
 
 
 def difference(
@@ -304,31 +416,21 @@ def _power_of_two(width: np.ndarray) -> np.ndarray:
     return np.exp2(np.floor(np.log2(width)))
 
 
-# --- Displaced numbers ---
-
-
-def taken_of(value: Any, shape: tuple[int, ...], index: np.ndarray) -> np.ndarray:
-    """Returns the numbers of some of the flattened settings."""
-    return np.broadcast_to(value, shape).reshape(-1)[index]
-
-
-def settings_of(spec: Any, shape: tuple[int, ...], index: np.ndarray) -> Any:
-    """Returns the spec of some of the flattened settings, unchecked."""
-
-    def some(_: str, value: Any) -> Any:
-        return taken_of(value, shape, index) if np.ndim(value) else value
-
-    return mapped(spec, some, checked=False)
-
-
 def scale_of(place: str, value: Any) -> Scale:
     """Returns the `Scale` of a number with this field path."""
-    value = np.asarray(value, np.float64)
-    if place.rpartition(".")[2] in ("sampling_probability", "delta"):
+    value, name = np.asarray(value, np.float64), place.rpartition(".")[2]
+    if name in ("sampling_probability", "delta"):
         return _scale_of_rate(value)
+    if is_count(name):
+        return Scale(np.maximum(value, 1.0), value == 0, np.zeros(value.shape))
     if place == ORDERS:  # each exceeds 1
         value = np.where(np.isfinite(value), value - 1, np.nan)
     return Scale(np.abs(value), np.zeros(value.shape, bool), np.zeros(value.shape))
+
+
+def is_count(name: str) -> bool:
+    """Returns whether a number is a count of steps."""
+    return name == NUM_STEPS or name.startswith("counts[")
 
 
 def _scale_of_rate(rate: np.ndarray, most: Any = 1.0) -> Scale:
@@ -340,112 +442,66 @@ def _scale_of_rate(rate: np.ndarray, most: Any = 1.0) -> Scale:
     return Scale(size, np.zeros(rate.shape, bool), falls)
 
 
-def _scale_of_fields(
-    parts: Sequence[Any],
-    counts: Sequence[np.ndarray],
-    fields: Sequence[Field],
-    shape: tuple[int, ...],
-) -> Scale:
-    """The `Scale` of fields that change together: the smallest."""
-    each = []
-    for i, name in fields:
-        scheme = _schemes(parts[i]).get(name)
-        if name == NOISE:
-            scale = scale_of(name, parts[i].noise_multiplier)
-        elif scheme is None:
-            most = np.maximum(counts[i], 1.0)
-            scale = Scale(most, counts[i] == 0, np.zeros(most.shape))
-        elif isinstance(scheme, Poisson):
-            scale = scale_of(name, scheme.sampling_probability)
-        else:
-            draw, group = _drawn(parts[i], scheme)
-            # A size above the population has no effect.
-            own = _scale_of_rate(np.minimum(draw / group, 1.0), group)
-            size = np.where(draw > group, draw, own.size).min(axis=-1)
-            scale = Scale(size, np.zeros(size.shape, bool), own.falls.min(axis=-1))
-        each.append([np.broadcast_to(part, shape) for part in scale])
-    sizes, rises, falls = zip(*each, strict=True)
-    smallest = np.minimum.reduce
-    return Scale(smallest(sizes), np.logical_or.reduce(rises), smallest(falls))
-
-
-def _moved_runs(
-    parts: Sequence[Any],
-    counts: Sequence[np.ndarray],
-    fields: Sequence[Field],
-    displacement: np.ndarray,
-) -> tuple[Run, ...]:
-    """The runs with some fields displaced by real numbers."""
-    parts, counts = list(parts), list(counts)
-    for i, name in fields:
-        part = parts[i]
-        if name == NUM_STEPS:
-            counts[i] = counts[i] + displacement
-        elif name == NOISE:
-            noise = np.asarray(part.noise_multiplier, np.float64) + displacement
-            parts[i] = dataclasses.replace(part, noise_multiplier=noise)
-        else:
-            scheme = _schemes(part)[name]
-            field, one = scheme.rate_field, in_one_place(part)
-            if field == "size" and one.privacy_unit in OWNED:
-                raise NotImplementedError(
-                    f"{_NAME} does not cover {name!r} with "
-                    f"privacy_unit={str(part.privacy_unit)!r}"
-                )
-
-            def real(where: str, value: Any, field: str = field) -> Any:
-                return value + displacement if where == field else value
-
-            # A size is a whole number: unchecked.
-            moved = mapped(scheme, real, checked=False)
-            drawn = one.design.with_scheme(moved)
-            parts[i] = dataclasses.replace(one, sampling=drawn)
-    return runs_of_parts(parts, counts)
-
-
-def _drawn(step: GaussianStep, scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
-    """The draw size and the group size of a level without replacement."""
-    position = step.level_names_used.index(scheme.name)
-    levels = step.path_rates
-    draw, group = levels.draw_sizes[position], levels.group_sizes[position]
-    assert draw is not None and group is not None  # it has a size
-    return draw, group
-
-
 # --- Names of fields ---
 
 
-def _schemes(step: GaussianStep) -> dict[str, Scheme]:
-    """The schemes with a rate that has a derivative, by the name of the rate."""
-    used = step.level_names_used
-    return {
-        f"{scheme.name}.{scheme.rate_field}": scheme
-        for scheme in step.design.schemes
-        # The length of an epoch is a whole number.
-        if scheme.name in used and not isinstance(scheme, EpochScheme)
-    }
+class _Field(NamedTuple):
+    """A number of a run that has a name."""
+
+    place: str  # its field path, or an argument's name
+    value: Any
+    part: GaussianStep
+    scheme: Scheme | None = None  # whose rate it is
+
+    def scale(self) -> Scale:
+        """Returns its scale; for a size that of the rate, times the group's size."""
+        if not isinstance(self.scheme, WithoutReplacement):
+            return scale_of(self.place, self.value)
+        levels = self.part.path_rates
+        position = self.part.level_names_used.index(self.scheme.name)
+        draw, group = levels.draw_sizes[position], levels.group_sizes[position]
+        assert draw is not None and group is not None  # it has a size
+        # A size above the population has no effect.
+        own = _scale_of_rate(np.minimum(draw / group, 1.0), group)
+        size = np.where(draw > group, draw, own.size).min(axis=-1)
+        return Scale(size, np.zeros(size.shape, bool), own.falls.min(axis=-1))
 
 
-def _fields(step: GaussianStep | ComposedSteps) -> dict[str, list[Field]]:
+def _fields(
+    step: GaussianStep | ComposedSteps, num_steps: Any = None
+) -> dict[str, list[_Field]]:
     """The fields of each name."""
-    parts = gaussian_parts(step, _NAME)
-    together: dict[str, list[Field]] = {}
-    alone: dict[str, list[Field]] = {}
-    for i, part in enumerate(parts):
-        for name in (NOISE, NUM_STEPS, *_schemes(part)):
-            together.setdefault(name, []).append((i, name))
-            alone[f"{name}[{i}]"] = [(i, name)]
-    return together | alone if isinstance(step, ComposedSteps) else together
+    is_run = isinstance(step, ComposedSteps)
+    together: dict[str, list[_Field]] = {}
+    alone: dict[str, list[_Field]] = {}
+    parts, counts = gaussian_parts(step, _NAME), parts_of(step, num_steps)[1]
+    for i, (part, count) in enumerate(zip(parts, counts, strict=True)):
+        inside = f"steps[{i}]." if is_run else ""
+        own = {
+            NOISE: _Field(inside + NOISE, part.noise_multiplier, part),
+            NUM_STEPS: _Field(f"counts[{i}]" if is_run else NUM_STEPS, count, part),
+        }
+        rates = [w for w in part._within if w.rpartition(".")[2] in _RATES]
+        for where, scheme in zip(rates, part.design.schemes, strict=True):
+            # The length of an epoch is a whole number.
+            is_used = scheme.name in part.level_names_used
+            if is_used and not isinstance(scheme, EpochScheme):
+                name, value = f"{scheme.name}.{scheme.rate_field}", part._within[where]
+                own[name] = _Field(inside + where, value, part, scheme)
+        for name, field in own.items():
+            together.setdefault(name, []).append(field)
+            alone[f"{name}[{i}]"] = [field]
+    return together | alone if is_run else together
 
 
 def _checked_names(
-    wrt: Any, step: GaussianStep | ComposedSteps
-) -> dict[str, list[Field]]:
+    wrt: Any, step: GaussianStep | ComposedSteps, num_steps: Any
+) -> dict[str, list[_Field]]:
     """The fields of each name in ``wrt``; raises for unknown names."""
     if isinstance(wrt, str) or not isinstance(wrt, tuple | list):
         raise TypeError(f"wrt must be a tuple of names, got {_validation.shown(wrt)}")
-    fields = _fields(step)
-    parts = gaussian_parts(step, _NAME)
+    fields = _fields(step, num_steps)
+    parts = [field.part for field in fields[NOISE]]
     has_epochs = any(epoch_scheme(part.design) or part.bands for part in parts)
     for name in wrt:
         _validation.choice("wrt", name, tuple(fields))
@@ -453,4 +509,11 @@ def _checked_names(
             raise NotImplementedError(
                 f"{_NAME} with epochs or bands covers {NOISE!r} only, got {name!r}"
             )
+        for _, _, part, scheme in fields[name]:
+            is_size = isinstance(scheme, WithoutReplacement)
+            if is_size and in_one_place(part).privacy_unit in OWNED:
+                raise NotImplementedError(
+                    f"{_NAME} does not cover {name!r} with "
+                    f"privacy_unit={str(part.privacy_unit)!r}"
+                )
     return {name: fields[name] for name in wrt}

@@ -6,14 +6,13 @@ import dataclasses
 import functools
 import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.releases import LaplaceRelease
 from jaxdp_episodic.accountant.describe.spec import (
@@ -28,10 +27,7 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     parts_of,
 )
-from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.questions import api
-from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
-from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts
 from jaxdp_episodic.accountant.questions.gradients import (
     DELTA,
     EPSILON,
@@ -39,11 +35,8 @@ from jaxdp_episodic.accountant.questions.gradients import (
     NOISE,
     NUM_STEPS,
     ORDERS,
-    difference,
-    scale_of,
-    settings_of,
-    slope,
-    taken_of,
+    Question,
+    is_count,
 )
 from jaxdp_episodic.accountant.questions.traced_program import (
     Words,
@@ -53,11 +46,6 @@ from jaxdp_episodic.accountant.questions.traced_program import (
 )
 from jaxdp_episodic.files.optional import require
 
-_QUESTIONS = {
-    "epsilon": api.epsilon,
-    "delta": api.delta,
-    NOISE: calibrate_noise_multiplier,
-}
 # Fields that are whole numbers, except counts of steps.
 _WHOLE = (
     *("size", "population", "num_episodes", "num_classes", "ways"),
@@ -250,7 +238,7 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
     def _(words: Words, leaves: Any, tangents: Any) -> Any:
         moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
         order = max(map(len, words))
-        question.refuse_derivatives(moving, second=order == 1)
+        _refuse_derivatives(question, moving, second=order == 1)
         if order == 2:
             raise NotImplementedError(
                 "traced results have first and second derivatives, no third ones"
@@ -265,6 +253,29 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
         return tuple(found[w] for w in words), moved
 
     return lambda *leaves: rows(((),), *leaves)[0]
+
+
+def _refuse_derivatives(question: Question, by: Sequence[int], *, second: bool) -> None:
+    """Refuses derivatives that do not exist."""
+    method = question.options.get("method", METHODS[0])
+    if method not in METHODS:
+        raise NotImplementedError(
+            f"results with method={method!r} have no derivatives; covered: {METHODS}"
+        )
+    parts, _ = parts_of(question.step)
+    epochs = any(
+        isinstance(part, GaussianStep) and (epoch_scheme(part.design) or part.bands)
+        for part in parts
+    )
+    for place in (question.places[i] for i in by):
+        name = place.rpartition(".")[2]
+        if is_count(name) and (epochs or second):
+            where = "with epoch schemes or bands" if epochs else "of second order"
+            raise NotImplementedError(f"{place} has no derivative {where}")
+        if name in _WHOLE:
+            raise NotImplementedError(
+                f"{place} is a whole number and has no derivative: use integers"
+            )
 
 
 def _called_back(
@@ -346,173 +357,3 @@ def _rounded_up(value: np.ndarray, dtype: Any) -> np.ndarray:
     # Compare bits, because threads of callbacks may flush subnormals to 0.
     some = np.array(value, np.float64).view(np.int64) > 0
     return np.where(some, np.maximum(near, np.finfo(dtype).tiny), near)
-
-
-class Question(NamedTuple):
-    """A question whose traced numbers are missing until the program runs."""
-
-    kind: str  # "epsilon", "delta", "rdp" or "noise_multiplier"
-    step: AnyStep  # with ... for missing numbers
-    known: Mapping[str, Any]  # known arguments
-    places: tuple[str, ...]  # field paths or argument names of the missing numbers
-    options: Mapping[str, str]  # method or direction
-
-    def answer(self, *missing: np.ndarray) -> np.ndarray:
-        """Returns the result for these numbers, float64 of their shape."""
-        step, others = self._filled(missing)
-        # JAX waits for this result, so that using JAX here could deadlock.
-        with using_engine("numpy"):
-            if self.kind == "rdp":
-                return self._curve(*missing)
-            others.pop(self.kind, None)  # the target of a calibration
-            ask = _QUESTIONS[self.kind]
-            return np.asarray(ask(step, **others, **self.options), np.float64)
-
-    def _curve(self, *missing: np.ndarray) -> np.ndarray:
-        """Rényi divergences at one order for each setting."""
-        runs, others = self._of_real(*missing)
-        orders = _validation.order_or_inf_array(ORDERS, others[ORDERS])[..., None]
-        shape = np.broadcast_shapes(orders.shape, *((*r.shape[:-1], 1) for r in runs))
-        return api.curve_of(runs, orders, self.options["direction"], shape[:-1])
-
-    def _of_real(self, *missing: np.ndarray) -> tuple[tuple[Run, ...], Any]:
-        """Runs with real numbers of steps, and the other arguments."""
-        real: dict[int, np.ndarray] = {}
-        step, others = self._filled(missing, real)
-        times = others.get(NUM_STEPS)
-        times = np.asarray(1.0 if times is None else times, np.float64)
-        parts, base = parts_of(step)
-        counts = [(real[j] if j in real else n) * times for j, n in enumerate(base)]
-        return runs_of_parts(parts, counts), others
-
-    def rows(self, words: Words, *missing: np.ndarray) -> list[np.ndarray]:
-        """Returns the result, (), and its derivatives by numbers, (i,) or (i, j)."""
-        answer = self.answer(*missing)
-        whole = [np.broadcast_to(one, answer.shape) for one in missing]
-        found: dict[tuple[int, ...], np.ndarray] = {(): answer}
-        with using_engine("numpy"), np.errstate(all="ignore"):
-            for word in dict.fromkeys(filter(None, words)):
-                if len(word) == 1:
-                    found[word] = self._slope(word[0], whole, answer)
-                    continue
-
-                def first(some: Question, *moved: Any, i: int = word[0]) -> np.ndarray:
-                    return some._slope(i, moved, some.answer(*moved), held=False)
-
-                found[word] = self._difference(first, word[1], whole)
-        return [found[word] for word in words]
-
-    def _slope(
-        self,
-        i: int,
-        missing: Sequence[np.ndarray],
-        answer: np.ndarray,
-        *,
-        held: bool = True,
-    ) -> np.ndarray:
-        """The derivative by missing number i."""
-        if self.kind == "rdp":
-            return self._difference(Question._curve, i, missing)
-        if self.kind == NOISE:
-            # Epsilon is fixed at its target.
-            inner = self._replace(kind=EPSILON, places=(*self.places, NOISE))
-            numbers = (*missing, answer)
-            at = inner.answer(*numbers)
-            by_noise = inner._slope(len(missing), numbers, at, held=held)
-            if self.places[i] == EPSILON:
-                return 1 / by_noise
-            return -inner._slope(i, numbers, at, held=held) / by_noise
-
-        def moved(*to: np.ndarray) -> tuple[DeltaAt | EpsilonAt, tuple[Run, ...]]:
-            """The question of methods and the runs, for real numbers of steps."""
-            some, numbers = self._displaced(i, missing, answer.shape, *to)
-            runs, others = some._of_real(*numbers)
-            if self.kind == DELTA:
-                return DeltaAt(np.asarray(others[EPSILON], np.float64)), runs
-            return EpsilonAt(np.log(others[DELTA])), runs
-
-        scale = scale_of(self.places[i], np.broadcast_to(missing[i], answer.shape))
-        value = np.log(answer) if self.kind == DELTA else answer
-        found = slope(moved, value, scale, self.options["method"], held=held)
-        return answer * found if self.kind == DELTA else found
-
-    def _difference(
-        self, function: Callable[..., np.ndarray], i: int, missing: Sequence[np.ndarray]
-    ) -> np.ndarray:
-        """The derivative by missing number i of a function of question and numbers."""
-        shape = np.broadcast_shapes(*(number.shape for number in missing))
-
-        def moved(*to: np.ndarray) -> np.ndarray:
-            some, numbers = self._displaced(i, missing, shape, *to)
-            return function(some, *numbers)
-
-        value = np.broadcast_to(missing[i], shape)
-        return difference(moved, scale_of(self.places[i], value))
-
-    def _displaced(
-        self,
-        i: int,
-        missing: Sequence[np.ndarray],
-        shape: tuple[int, ...],
-        displacement: np.ndarray,
-        index: np.ndarray,
-    ) -> tuple[Question, list[np.ndarray]]:
-        """The question and numbers of some settings, missing number i displaced."""
-        numbers = [taken_of(number, shape, index) for number in missing]
-        numbers[i] = numbers[i] + displacement
-        return self.of_some(index, shape), numbers
-
-    def of_some(self, index: np.ndarray, shape: tuple[int, ...]) -> Question:
-        """The question about some of the flattened settings."""
-        known = {
-            name: taken_of(value, shape, index) if np.ndim(value) else value
-            for name, value in self.known.items()
-        }
-        return self._replace(step=settings_of(self.step, shape, index), known=known)
-
-    def refuse_derivatives(self, by: Sequence[int], *, second: bool = False) -> None:
-        """Refuses derivatives that do not exist."""
-        method = self.options.get("method", METHODS[0])
-        if method not in METHODS:
-            raise NotImplementedError(
-                f"results with method={method!r} have no derivatives; "
-                f"covered: {METHODS}"
-            )
-        parts, _ = parts_of(self.step)
-        epochs = any(
-            isinstance(part, GaussianStep) and (epoch_scheme(part.design) or part.bands)
-            for part in parts
-        )
-        for place in (self.places[i] for i in by):
-            name = place.rpartition(".")[2]
-            is_count = name.startswith("counts[") or name == NUM_STEPS
-            if is_count and (epochs or second):
-                where = "with epoch schemes or bands" if epochs else "of second order"
-                raise NotImplementedError(f"{place} has no derivative {where}")
-            if name in _WHOLE:
-                raise NotImplementedError(
-                    f"{place} is a whole number and has no derivative: use integers"
-                )
-
-    def _filled(
-        self, missing: Sequence[np.ndarray], counts: dict[int, np.ndarray] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """The step and the other arguments; real counts of steps go to ``counts``."""
-        given = dict(zip(self.places, missing, strict=True))
-
-        def filled(where: str, value: Any) -> Any:
-            found = given.pop(where, value)
-            if found is value:
-                return value
-            if counts is not None and where.startswith("counts["):
-                counts[int(where[len("counts[") : -1])] = found
-                return np.rint(found)
-            if where.endswith("sampling_probability") and found.dtype == np.float64:
-                # JAX threads flush other numbers to 0.
-                some = np.array(found).view(np.int64) > 0
-                least = np.finfo(np.float64).tiny
-                return np.where(some, np.maximum(found, least), found)
-            return found
-
-        step: Any = mapped(self.step, filled)
-        return step, {**self.known, **given}

@@ -146,7 +146,7 @@ def _completed(question: Any, words: Words, *arrays: np.ndarray) -> np.ndarray:
     rows = every[:number]
     index = np.flatnonzero(np.isnan(rows).any(axis=0))
     if index.size:
-        some = question.of_some(index, shape)
+        some = question.of_some(shape, index)
         rows[:, index] = some.rows(words, *every[number:, index])
     return rows.reshape(-1, *shape)
 

@@ -19,7 +19,7 @@ import jaxdp_episodic as jde
 from designs import difference
 from jaxdp_episodic import traced
 from jaxdp_episodic.accountant.questions import dominating_pair, traced_program
-from jaxdp_episodic.accountant.questions.traced import Question
+from jaxdp_episodic.accountant.questions.gradients import Question
 
 DELTA = 1e-5
 
@@ -488,13 +488,13 @@ def rdp_on_host(noise: Any, *given: Any) -> Any:
 @pytest.fixture
 def host(monkeypatch):
     """Compiles batches of five; the shapes of the host's callbacks."""
-    calls, known = [], Question.answer
+    calls, known = [], Question.rows
 
-    def counted(self, *given):
+    def counted(self, words, *given):
         calls.append(np.shape(given[-1]))
-        return known(self, *given)
+        return known(self, words, *given)
 
-    monkeypatch.setattr(Question, "answer", counted)
+    monkeypatch.setattr(Question, "rows", counted)
     monkeypatch.setattr(traced_program, "FEWEST", len(FIVE))
     with jax.enable_x64(True):
         yield calls

@@ -20,6 +20,9 @@ from jaxdp_episodic.files.optional import require_pyarrow
 from jaxdp_episodic.files.table_file import column_places
 
 _BUFFER_BYTES = 2**20  # with a buffer, row groups are read in pieces, not whole
+_BATCH_BYTES = 2**26  # largest memory of a batch
+BATCH_ROWS = 2**16  # most rows of numbers or ids read at a time
+_LIST_ITEM_BYTES = 16  # that Arrow takes for a list item which it decodes, about
 # Field of the struct that holds an image's file in Hugging Face data sets.
 _BYTES = "bytes"
 PLAIN = "plain"  # kinds of columns
@@ -108,12 +111,25 @@ def record_batches(path: Path, names: Sequence[str], rows: int) -> Iterator[Any]
 
 
 def parquet_arrays(
-    path: Path, names: Sequence[str], *, rows: int
+    path: Path, names: Sequence[str], width: int | None = None
 ) -> Iterator[list[np.ndarray]]:
-    """Yields columns of numbers, or of lists of numbers, as arrays (n, ...)."""
+    """Yields columns of numbers, or of lists of ``width`` numbers, as (n, numbers)."""
+    if (first := next(record_batches(path, names, 1), None)) is None:
+        return
+    probes = [_array(first.column(name), name, path, 0) for name in names]
+    widths = [width or (0 if one.ndim > 2 else one.size) for one in probes]
+    rows = _BATCH_BYTES // (_LIST_ITEM_BYTES * max(sum(widths), 1))
     before = 0
-    for batch in record_batches(path, names, rows):
-        yield [_array(batch.column(name), name, path, before) for name in names]
+    for batch in record_batches(path, names, max(min(rows, BATCH_ROWS), 1)):
+        columns = [_array(batch.column(name), name, path, before) for name in names]
+        for name, column, one in zip(names, columns, widths, strict=True):
+            if column.size != len(column) * one or not one:
+                raise ValueError(
+                    f"column {name[:60]!r} of {path} must have {one} numbers per row, "
+                    "or lists of numbers of one length, has "
+                    f"{column.shape[1:]} in a record"
+                )
+        yield [column.reshape(len(column), -1) for column in columns]
         before += batch.num_rows
 
 
@@ -144,32 +160,9 @@ def _array(values: Any, name: str, path: Path, first: int) -> np.ndarray:
     return array.reshape(shape)
 
 
-def parquet_files(path: Path, name: str, *, rows: int) -> Iterator[bytes]:
-    """Yields the image files of a column; ``rows`` are read at a time."""
+def parquet_cells(path: Path, name: str, *, rows: int) -> Iterator[list[Any]]:
+    """Yields the cells of a column, of image files as bytes; ``rows`` at a time."""
     for batch in record_batches(path, [name], rows):
         column = batch.column(name)
-        if hasattr(column, "field"):
-            column = column.field(_BYTES)
-        cells = column.to_pylist()
-        if not all(isinstance(cell, bytes) for cell in cells):
-            raise ValueError(f"{path}: column {name[:60]!r} has a missing image")
-        yield from cells
-
-
-def holds_files(path: Path, name: str) -> bool:
-    """Returns whether a column holds image files; False: lists of numbers."""
-    with prefixed(path), _opened(path, [name]) as (arrow, file):
-        types, kind = arrow.types, file.schema_arrow.field(name).type
-    if types.is_struct(kind) and kind.get_field_index(_BYTES) >= 0:
-        kind = kind.field(_BYTES).type
-    if types.is_binary(kind) or types.is_large_binary(kind):
-        return True
-    inside = kind
-    while hasattr(inside, "value_type") and not types.is_dictionary(inside):
-        inside = inside.value_type
-    if inside is kind or not (types.is_integer(inside) or types.is_floating(inside)):
-        raise ValueError(
-            f"{path}: column {name[:60]!r} must contain image files, or lists of "
-            f"numbers, has {str(kind)[:60]}"
-        )
-    return False
+        is_struct = hasattr(column, "field") and _BYTES in column.type.names
+        yield (column.field(_BYTES) if is_struct else column).to_pylist()

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.spec import spec_from_dict
+from jaxdp_episodic.accountant.describe.spec import spec_fields, spec_from_dict
 from jaxdp_episodic.files import parquet_file
 from jaxdp_episodic.files.column_folder import stored_splits
 from jaxdp_episodic.files.table_file import column_places, csv_lines
 from jaxdp_episodic.trainer.data import folders as layouts, user_files
-from jaxdp_episodic.trainer.data.sources import SOURCES
+from jaxdp_episodic.trainer.data.sources import LAYOUTS, SOURCES
 from jaxdp_episodic.trainer.data.splits import (
     SPLITS,
     TEST,
@@ -29,6 +29,7 @@ from jaxdp_episodic.trainer.data.splits import (
     with_rotations,
     without_rows,
 )
+from jaxdp_episodic.trainer.data.stored import Records
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 SHARE = 0.2  # share of the classes for validation, and for the test
@@ -43,20 +44,6 @@ _DATA = "the data"
 _LABELS = ("class", "label", "species", "category")  # of columns
 _LIKELY_LABELS = (*_LABELS, "target", "y")  # these may be regression targets, too
 _OMNIGLOT_NAME = re.compile(r"\d+_\d+\.\w+")  # number of the character, of the drawer
-_COLUMNS = ("owner", "label", "features", "target", VALIDATION, TEST)
-# Layout -> its type in a config, and its options.
-_LAYOUTS = {
-    layouts.STORED: ("Stored", ("rotations",)),
-    layouts.NPZ: ("Npz", ("owner", "rotations", VALIDATION, TEST)),
-    layouts.CLASSES: (
-        "ClassFolders",
-        ("owner", "size", "grey", "rotations", VALIDATION, TEST),
-    ),
-    layouts.OMNIGLOT: ("Omniglot", ("owner", "size", "rotations", VALIDATION, TEST)),
-    layouts.MINI_IMAGENET: ("MiniImageNet", ("owner", "size", "rotations")),
-    layouts.CSV: ("Table", _COLUMNS),
-    layouts.PARQUET: ("Table", _COLUMNS),
-}
 
 
 class Source(NamedTuple):
@@ -83,7 +70,8 @@ def described_source(
     ``options`` are those of `init` for the layout; others are refused by name.
     """
     layout = layouts.recognized(path)
-    kind, known = _LAYOUTS[layout]
+    kind = LAYOUTS[layout]
+    known = spec_fields(kind)
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if name not in known:
@@ -109,7 +97,7 @@ def described_source(
             )
     elif "size" in known:
         given, listed = _pictures(layout, path, given, notes)
-        own, data, files = set(listed), listed[TRAIN].table, listed[TRAIN].paths
+        own, data, files = set(listed), listed[TRAIN].numbers, listed[TRAIN].files
     else:
         given, notes = _columns(path, layout, given)
         data = user_files.load_table(path, **given)
@@ -121,7 +109,13 @@ def described_source(
             notes["path"] = f"nothing is held out, and there is no score: {error}"
         else:
             held_out = _shares(data, ways, notes, path)
-    table = {"type": kind, "path": relative(path), **given, **held_out, **rotated}
+    table = {
+        "type": kind.__name__,
+        "path": relative(path),
+        **given,
+        **held_out,
+        **rotated,
+    }
     read: Any = spec_from_dict(SOURCES, {"version": 1, **table}, where="data")
     splits = [split for split in SPLITS if split in own | held_out.keys()]
     divided = getattr(read, "class_split", None)
@@ -151,10 +145,10 @@ def described_source(
 
 def _pictures(
     layout: str, path: Path, given: Mapping[str, Any], notes: dict[str, str]
-) -> tuple[dict[str, Any], dict[str, layouts.Images]]:
+) -> tuple[dict[str, Any], dict[str, Records]]:
     """Keys of the table, and the listed pictures of each split."""
     owner, size = given.get("owner"), int(given.get("size", SIZE))
-    list_of: Callable[..., layouts.Images] = layouts.listed_classes
+    list_of: Callable[..., Records] = layouts.listed_classes
     if layout == layouts.OMNIGLOT:
         list_of = layouts.listed_omniglot
     is_split = layout == layouts.MINI_IMAGENET
@@ -162,7 +156,7 @@ def _pictures(
     listed = {s: list_of(one, size=size, owner=owner) for s, one in folders.items()}
     found = listed[TRAIN]
     for split, other in listed.items():
-        ids = [one.table.unit_column("class").tolist() for one in (other, found)]
+        ids = [one.numbers.unit_column("class").tolist() for one in (other, found)]
         common = sorted(set(ids[0]).intersection(ids[1]))
         if split != TRAIN and common:
             raise ValueError(
@@ -171,7 +165,7 @@ def _pictures(
                 f"({len(common)} in all); give {folders[TRAIN]}, whose classes are "
                 "then split"
             )
-    for file in found.paths if layout == layouts.OMNIGLOT else ():
+    for file in found.files if layout == layouts.OMNIGLOT else ():
         if not _OMNIGLOT_NAME.fullmatch(file.name):
             raise ValueError(
                 f"{path} must hold a folder of images for each class, but the images "
@@ -186,10 +180,10 @@ def _pictures(
     return fields | ({} if owner is None else {"owner": owner}), listed
 
 
-def _are_grey(found: layouts.Images, size: int) -> bool:
+def _are_grey(found: Records, size: int) -> bool:
     """Whether a sample of the pictures has no colour."""
-    places = np.linspace(0, len(found.paths) - 1, _LOOKED_AT).astype(int)
-    paths = [found.paths[i] for i in np.unique(places).tolist()]
+    places = np.linspace(0, len(found.files) - 1, _LOOKED_AT).astype(int)
+    paths = [found.files[i] for i in np.unique(places).tolist()]
     try:
         pixels = np.concatenate([*layouts.decoded_parts(paths, size, False)])
     except ValueError:  # the loader names all unreadable files

@@ -9,8 +9,9 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners
+from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, UNIT
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.data.user_files import scaled_images
+from jaxdp_episodic.trainer.data.user_files import as_images
 
 # Weights of red, green and blue in grey, in units of 2^-16 (ITU-R BT.601, as Pillow).
 _LUMA = (19595, 38470, 7471)
@@ -135,7 +136,7 @@ def _from_rows(
         raise ValueError("dataset must have at least one record, got none")
     values = np.stack(inputs)
     if values.dtype == np.uint8 and values.ndim in (3, 4):
-        values = scaled_images(values)
+        values = CODE_VALUES[UNIT][as_images(values)]
     owners = columns.get("owner")
     return ExampleTable.from_records(
         values,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.trainer.data import folders, user_files
-from jaxdp_episodic.trainer.data.owners import MAX_BYTES, id_array
-from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, INVERTED, UNIT
+from jaxdp_episodic.trainer.data.owners import MAX_BYTES
+from jaxdp_episodic.trainer.data.stored import Records
+from jaxdp_episodic.trainer.data.stored_features import INVERTED, UNIT
+from jaxdp_episodic.trainer.data.table import numbered
 
 _TABLES = (".csv", ".parquet")
 
@@ -42,28 +43,39 @@ def read_examples(
     if suffix == ".npz" or suffix in _TABLES:
         if len(paths) > 1:
             raise ValueError(f"{first} must be the only file, got {len(paths)}")
-        read = _of_arrays if suffix == ".npz" else _of_table
-        return read(first, shape, source)
-    if len(shape) != 3 or shape[2] not in (1, 3):
+        if suffix == ".npz":
+            found = user_files.npz_records(first, shape=shape, max_bytes=MAX_BYTES)
+        else:
+            found = _of_table(first, source)
+    elif len(shape) != 3 or shape[2] not in (1, 3):
         raise ValueError(
             f"examples of shape {shape} must come in one .npz, .csv or .parquet file, "
             f"got {first}"
         )
-    files, names, units = _images(paths)
-    if 4 * len(files) * math.prod(shape) > MAX_BYTES:
-        raise ValueError(
-            f"images must take at most {MAX_BYTES} bytes, got {len(files)}"
-        )
-    size = shape[0] if shape[0] == shape[1] else None
-    parts = folders.decoded_parts(files, size, shape[2] == 1, shape)
-    codes = np.concatenate(list(parts))
-    values = CODE_VALUES[INVERTED if source.get("inverted") else UNIT]
-    return Examples(names, values[codes], units, None)
+    else:
+        found = _images(paths, shape[0] if shape[0] == shape[1] else None, shape[2] < 2)
+        codes = INVERTED if source.get("inverted") else UNIT
+        found = dataclasses.replace(found, codes=codes)
+    if (given := found.first.shape[1:]) != shape:
+        raise ValueError(f"{first} must give examples of shape {shape}, gives {given}")
+    table = found.table(None if suffix == ".npz" else MAX_BYTES)
+    order = np.argsort(np.asarray(found.numbers.features))
+    names, units = [str(record + 1) for record in range(len(order))], None
+    if found.files:
+        is_in = first.is_dir()
+        names = [one.name if is_in else str(one) for one in found.files]
+    if len(table.level_names) > 1:
+        units = table.unit_column(table.level_names[-2])[order]
+        if found.files:
+            pairs = zip(units.tolist(), names, strict=True)
+            names = [f"{unit}/{name}" for unit, name in pairs]
+    targets = None if table.targets is None else table.targets[order]
+    return Examples(names, np.asarray(table.features)[order], units, targets)
 
 
-def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | None]:
-    """Returns image files, their names, and their classes if they lie in folders."""
-    first = paths[0]
+def _images(paths: Sequence[Path], size: int | None, grey: bool) -> Records:
+    """Returns image files, with their classes if they lie in folders."""
+    first, files = paths[0], list(paths)
     if not first.is_dir():
         for path in paths:
             if not folders.is_image_name(path.name):
@@ -71,12 +83,11 @@ def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | 
                     f"{path} must be an image, a folder, or a file .npz, .csv or "
                     ".parquet"
                 )
-        return list(paths), [str(path) for path in paths], None
-    if len(paths) > 1:
+    elif len(paths) > 1:
         raise ValueError(f"{first} must be the only folder, got {len(paths)} paths")
-    if any(one.is_dir() and one.name[0] != "." for one in first.iterdir()):
-        found = folders.listed_classes(first)
-        tree = found.table.population
+    elif any(one.is_dir() and one.name[0] != "." for one in first.iterdir()):
+        found = folders.listed_classes(first, size=size, grey=grey)
+        tree = found.numbers.population
         assert tree.unit_ids  # of folders, which have names
         classes = zip(tree.unit_ids[0], tree.children_counts[1], strict=True)
         if empty := [str(name) for name, number in classes if not number]:
@@ -84,56 +95,14 @@ def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | 
             warnings.warn(
                 f"{first}: skipping folders without images: {shown}", stacklevel=3
             )
-        units = found.table.unit_column("class")
-        files = [found.paths[place] for place in found.table.features[:].tolist()]
-        pairs = zip(units.tolist(), files, strict=True)
-        return files, [f"{unit}/{path.name}" for unit, path in pairs], units
-    files = folders.listed_images(first)
-    if not files:
+        return found
+    elif not (files := folders.listed_images(first)):
         raise ValueError(f"{first} must hold images, or folders of them; it has none")
-    return files, [path.name for path in files], None
+    table = numbered(np.arange(len(files)), units={})
+    return folders.of_files(files, table, size, grey, UNIT)
 
 
-def _of_arrays(
-    path: Path, shape: tuple[int, ...], source: Mapping[str, Any]
-) -> Examples:
-    """Returns the examples of an npz file: layout of `load_npz`, labels optional."""
-    arrays = read_arrays(path, max_bytes=MAX_BYTES)
-    name, values = user_files.images_or_features(path, arrays)
-    is_images = name == "images"
-    kinds = [shape, shape[:-1]] if is_images and shape[-1:] == (1,) else [shape]
-    axes = next((n for n in (1, 2) if values.shape[n:] in kinds and values.size), 0)
-    if not axes:
-        raise ValueError(
-            f"{name} in {path} must be examples of shape {shape}, [record, ...] or "
-            f"[class, example, ...], got {values.shape}"
-        )
-    grid = values.shape[:axes]
-    number = math.prod(grid)
-    values = values.reshape(number, *values.shape[axes:])
-    if is_images:
-        values = user_files.scaled_images(values)
-    units, targets = arrays.get("labels"), arrays.get("targets")
-    if axes == 2:
-        classes = arrays.get("classes")
-        units = np.repeat(np.arange(grid[0]) if classes is None else classes, grid[1])
-    for name, column in (("labels", units), ("targets", targets)):
-        if column is not None and column.size != number:
-            raise ValueError(
-                f"{name} in {path} must be one for each of {number} records, got "
-                f"{column.shape}"
-            )
-    return Examples(
-        [str(record + 1) for record in range(number)],
-        values,
-        None if units is None else id_array("labels", units.reshape(-1)),
-        None if targets is None else targets.reshape(-1).astype(np.float32),
-    )
-
-
-def _of_table(
-    path: Path, shape: tuple[int, ...], source: Mapping[str, Any]
-) -> Examples:
+def _of_table(path: Path, source: Mapping[str, Any]) -> Records:
     """Returns the records of a CSV or Parquet file; class and target are optional."""
     features, label = source.get("features"), source.get("label")
     groups = source.get("groups") if label is None else [label]
@@ -145,22 +114,13 @@ def _of_table(
         )
     there = user_files.names_of_columns(path)
     unit, target = str(groups[-1]), source.get("target")
-    others = [name for name in (unit, target) if name in there]
-    cells = user_files.columns_of(path, others, features, max_bytes=MAX_BYTES)
-    width, read = user_files.number_columns(path, features, cells)
-    if (width,) != shape:
-        raise ValueError(f"{path} must give examples of shape {shape}")
-    parts, size = [], 0
-    for part in read():
-        parts.append(part)
-        if (size := size + part.nbytes) > MAX_BYTES:
-            raise ValueError(f"{path} must hold at most {MAX_BYTES} bytes")
-    values = np.concatenate(parts)
-    if not len(values):
-        raise ValueError(f"{path} must have at least one record, has none")
-    targets = units = None
-    if isinstance(target, str) and target in others:
-        targets = user_files.numbers_of(cells[target], target, path).astype(np.float32)
-    if unit in others:
-        units = user_files.ids_of(cells[unit], unit, path)
-    return Examples(list(map(str, range(1, len(values) + 1))), values, units, targets)
+    given: dict[str, Any] = {} if label is None else {"label": label}
+    if unit not in there:
+        given = {}
+    elif label is None:
+        given = {"groups": [unit]}
+    if isinstance(target, str) and target in there:
+        given["target"] = target
+    return user_files.table_records(
+        path, features=features, needs_units=False, max_bytes=MAX_BYTES, **given
+    )

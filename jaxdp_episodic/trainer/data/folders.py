@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, owner_of_name
 from jaxdp_episodic.trainer.data.splits import SPLITS, TEST, TRAIN, VALIDATION
 from jaxdp_episodic.trainer.data.stored import Records
 from jaxdp_episodic.trainer.data.stored_features import INVERTED, UNIT
-from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.data.table import ExampleTable, numbered
 
 # Of one image before it is resized: 200 MB decoded; a transparent image briefly takes
 # 500 MB more.
@@ -105,7 +105,7 @@ def load_class_folders(
         with the reason.
     """
     found = listed_classes(Path(path), size=size, grey=grey, owner=owner, keeps=keeps)
-    return found.records().table(max_bytes)
+    return found.table(max_bytes)
 
 
 def load_omniglot(
@@ -134,7 +134,7 @@ def load_omniglot(
       As `load_class_folders`; also ValueError for an alphabet without characters.
     """
     found = listed_omniglot(Path(path), size=size, alphabets=alphabets, owner=owner)
-    return found.records().table(max_bytes)
+    return found.table(max_bytes)
 
 
 def load_mini_imagenet(
@@ -162,9 +162,8 @@ def load_mini_imagenet(
     Raises:
       As `load_class_folders`.
     """
-    _validation.choice("split", split, SPLITS)
-    folder = split_folders(Path(path)).get(split, Path(path, _NAMES_OF_SPLIT[split][0]))
-    return load_class_folders(folder, size=size, owner=owner, max_bytes=max_bytes)
+    found = listed_mini_imagenet(Path(path), split, size=size, owner=owner)
+    return found.table(max_bytes)
 
 
 def split_folders(path: Path) -> dict[str, Path]:
@@ -183,27 +182,6 @@ def split_folders(path: Path) -> dict[str, Path]:
     return found
 
 
-class Images(NamedTuple):
-    """Image files, and the units that contain them."""
-
-    paths: list[Path]
-    table: ExampleTable  # its features are the places of the files in ``paths``
-    size: int | None  # side to which images are resized; None: all have one shape
-    grey: bool  # one channel instead of three
-    invert: bool  # ink is 1 and paper 0
-
-    def records(self) -> Records:
-        """Returns the records of the files; the first is decoded."""
-        how = self.size, self.grey
-        shape = next(decoded_parts(self.paths, *how)).shape[1:]
-
-        def read(wanted: np.ndarray) -> Iterator[np.ndarray]:
-            return decoded_parts([self.paths[i] for i in wanted.tolist()], *how, shape)
-
-        encoding = INVERTED if self.invert else UNIT
-        return Records(self.table, np.dtype(np.uint8), shape, encoding, read)
-
-
 def listed_classes(
     path: Path,
     *,
@@ -211,7 +189,7 @@ def listed_classes(
     grey: bool = False,
     owner: Owner | None = None,
     keeps: Keeps | None = None,
-) -> Images:
+) -> Records:
     """Returns the image files that `load_class_folders` reads."""
     problems: list[str] = []
     if (listed := _file_list(path)) is not None:
@@ -223,12 +201,19 @@ def listed_classes(
     if keeps is not None:
         names = list(files)
         files = {names[i]: files[names[i]] for i in np.flatnonzero(keeps(names))}
-    return _images(files, None, size, grey, False, owner)
+    return _of_classes(files, None, size, grey, UNIT, owner)
+
+
+def listed_mini_imagenet(path: Path, split: str = TRAIN, **options: Any) -> Records:
+    """Returns the image files that `load_mini_imagenet` reads."""
+    _validation.choice("split", split, SPLITS)
+    there = {split: path / _NAMES_OF_SPLIT[split][0]} | split_folders(path)
+    return listed_classes(there[split], **options)
 
 
 def listed_omniglot(
     path: Path, *, size: int = 28, alphabets: bool = False, owner: Owner | None = None
-) -> Images:
+) -> Records:
     """Returns the image files that `load_omniglot` reads."""
     problems: list[str] = []
     files, parents = {}, []
@@ -244,7 +229,8 @@ def listed_omniglot(
             files[name] = _entries(one, problems, are_images=True)
             parents.append(alphabet.name)
     _refuse(problems)
-    return _images(files, parents if alphabets else None, size, True, True, owner)
+    above = parents if alphabets else None
+    return _of_classes(files, above, size, True, INVERTED, owner)
 
 
 def _file_list(path: Path) -> Path | None:
@@ -294,14 +280,14 @@ def _of_list(listed: Path, problems: list[str]) -> dict[str, list[Path]]:
     return {label: sorted(files[label]) for label in sorted(files)}
 
 
-def _images(
+def _of_classes(
     files: dict[str, list[Path]],
     above: Sequence[str] | None,
     size: int | None,
     grey: bool,
-    invert: bool,
+    codes: str,
     owner: Owner | None,
-) -> Images:
+) -> Records:
     """Returns the images of all classes, with their units and owners."""
     if size is not None:
         most = math.isqrt(_MAX_PIXELS)
@@ -327,13 +313,22 @@ def _images(
                 "supported only without a level above them"
             )
         units = {"alphabet": np.repeat(above, counts), **units}
-    table = ExampleTable.from_records(
-        np.arange(len(paths)),
-        units=units,
-        public_units=names if above is None else None,
-        owners=owners,
+    public = names if above is None else None
+    table = numbered(
+        np.arange(len(paths)), units=units, public_units=public, owners=owners
     )
-    return Images(paths, table, size, grey, invert)
+    return of_files(paths, table, size, grey, codes)
+
+
+def of_files(
+    paths: Sequence[Path], table: ExampleTable, size: int | None, grey: bool, codes: str
+) -> Records:
+    """Returns the records of image files; the table is that of their places."""
+
+    def read(wanted: np.ndarray) -> Iterator[np.ndarray]:
+        return decoded_parts((paths[i] for i in wanted.tolist()), size, grey)
+
+    return Records(table, read, codes, paths)
 
 
 def is_image_name(name: str) -> bool:
@@ -396,16 +391,13 @@ File = Path | IO[bytes]
 
 
 def decoded_parts(
-    files: Iterable[File],
-    size: int | None,
-    grey: bool,
-    shape: tuple[int, ...] | None = None,
+    files: Iterable[File], size: int | None, grey: bool
 ) -> Iterator[np.ndarray]:
     """Yields batches (n, H, W, channels) uint8, or lists all images that are bad.
 
-    Without a ``shape``, it is that of the first image, which is a batch of its own.
+    All have the shape of the first image, which is a batch of its own.
     """
-    problems: list[str] = []
+    problems, shape = list[str](), None
 
     def pixels(file: File) -> np.ndarray | str:
         try:

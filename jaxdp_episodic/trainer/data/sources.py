@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import spec_fields
+from jaxdp_episodic.trainer.data import folders
 from jaxdp_episodic.trainer.data.built_in import (
     TYPEFACE,
     load_glyphs,
@@ -30,12 +31,7 @@ from jaxdp_episodic.trainer.data.fields import (
     text,
     within,
 )
-from jaxdp_episodic.trainer.data.folders import (
-    load_class_folders,
-    load_mini_imagenet,
-    load_omniglot,
-)
-from jaxdp_episodic.trainer.data.owners import owner_of_name
+from jaxdp_episodic.trainer.data.owners import MAX_BYTES, owner_of_name
 from jaxdp_episodic.trainer.data.splits import (
     SPLITS,
     TEST,
@@ -45,9 +41,9 @@ from jaxdp_episodic.trainer.data.splits import (
     ClassSplit,
     with_rotations,
 )
-from jaxdp_episodic.trainer.data.stored import load_stored
+from jaxdp_episodic.trainer.data.stored import Records, load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.data.user_files import load_npz, load_table, refuse_unnamed
+from jaxdp_episodic.trainer.data.user_files import npz_records, table_records
 
 
 def _file_owner(name: str, value: Any) -> str:
@@ -83,13 +79,11 @@ class Source(CheckedSpec):
 
     def read(self, split: str, base: Path | None) -> ExampleTable:
         """Returns a split without rotated copies."""
-        path = getattr(self, "path", None)  # only of sources of files
-        where = [] if path is None else [(base or Path()) / path]
-        return self.loader(*where, split, **self.options)
+        return self.loader(split, **self.options)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The loader's other arguments: those that say how files become examples."""
+        """The reader's other arguments: those that say how files become examples."""
         names = set(spec_fields(self)) - _PLACES
         given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value is not None}
@@ -100,10 +94,25 @@ class Source(CheckedSpec):
         return TURNS if getattr(self, "rotations", None) else 1
 
 
-class FileSource(Source):
+class RecordSource(Source):
+    """Base of sources of files, whose records can be read in parts."""
+
+    lister: ClassVar[Callable[..., Records]]  # called with `options`
+    path: Text
+
+    def read(self, split: str, base: Path | None) -> ExampleTable:
+        """Returns a split."""
+        return self.records(split, base).table(MAX_BYTES)
+
+    def records(self, split: str, base: Path | None = None, **more: Any) -> Records:
+        """Returns the records of a split; ``more`` goes to the lister."""
+        return self.lister((base or Path()) / self.path, split, **self.options, **more)
+
+
+class FileSource(RecordSource):
     """Base of sources whose held-out data are a share of their classes, or a path."""
 
-    path: Text  # training data
+    # ``path`` has the training data.
     validation: HeldOut | None = None  # data for choosing settings
     test: HeldOut | None = None  # data for testing
     split_salt: Text | None = None  # key of the hash in `ClassSplit`
@@ -147,14 +156,15 @@ class FileSource(Source):
             )
         return paths["path"], self.class_split
 
-    def read(self, split: str, base: Path | None) -> ExampleTable:
-        """Returns a split."""
+    def records(self, split: str, base: Path | None = None, **more: Any) -> Records:
+        """Returns the records of a split; ``more`` goes to the lister."""
         path, parts = self.located(split, base)
-        data = self._loaded(path, split, parts)
-        return data if parts is None else parts.part(data, split)
+        found = self.lister(path, **self.options | more | self.only_for(split, parts))
+        return found if parts is None else found.part(parts, split)
 
-    def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
-        return self.loader(path, **self.options)
+    def only_for(self, split: str, parts: ClassSplit | None) -> dict[str, Any]:
+        """Returns options of the lister that depend on the split."""
+        return {}
 
 
 class Glyphs(Source):
@@ -190,46 +200,47 @@ class Sinusoids(Source):
 class Npz(FileSource):
     """A user's arrays; see `load_npz`."""
 
-    loader = staticmethod(load_npz)
+    lister = staticmethod(npz_records)
     owner: Text | None = None  # name of the array with the owners
     rotations: Flag | None = None
 
-    def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
-        if parts is not None:
-            refuse_unnamed(path)
-        return super()._loaded(path, split, parts)
+    def read(self, split: str, base: Path | None) -> ExampleTable:
+        """Returns a split; its bound is that of the arrays in the file."""
+        return self.records(split, base).table()
+
+    def only_for(self, split: str, parts: ClassSplit | None) -> dict[str, Any]:
+        """Asks for names of classes to split them by."""
+        return {"must_be_named": parts is not None}
 
 
 class ClassFolders(FileSource):
     """One folder of images per class; see `load_class_folders`."""
 
+    lister = staticmethod(folders.listed_classes)
     size: Count | None = None
     grey: Flag = False
     owner: FileOwner | None = None
     rotations: Flag | None = None
 
-    def read(self, split: str, base: Path | None) -> ExampleTable:
-        """Returns a split; images of other classes are not opened."""
-        path, parts = self.located(split, base)
-        keeps = None if parts is None else functools.partial(parts.mask, split=split)
-        return load_class_folders(path, keeps=keeps, **self.options)
+    def only_for(self, split: str, parts: ClassSplit | None) -> dict[str, Any]:
+        """Leaves out the owners of images in other classes."""
+        return {"keeps": parts and functools.partial(parts.mask, split=split)}
 
 
 class Omniglot(FileSource):
     """Omniglot's folders, such as ``images_background``; see `load_omniglot`."""
 
-    loader = staticmethod(load_omniglot)
+    lister = staticmethod(folders.listed_omniglot)
     size: Count = 28
     alphabets: Flag = False
     owner: FileOwner | None = None
     rotations: Flag | None = None
 
 
-class MiniImageNet(Source):
+class MiniImageNet(RecordSource):
     """Folders or lists of ``train``, ``val`` and ``test``; see `load_mini_imagenet`."""
 
-    loader = staticmethod(load_mini_imagenet)
-    path: Text
+    lister = staticmethod(folders.listed_mini_imagenet)
     size: Count = 84
     owner: FileOwner | None = None
     rotations: Flag | None = None
@@ -238,6 +249,7 @@ class MiniImageNet(Source):
 class Table(FileSource):
     """Columns of a CSV or Parquet file; see `load_table`."""
 
+    lister = staticmethod(table_records)
     groups: Names | None = None
     features: Names
     target: Text | None = None
@@ -245,19 +257,31 @@ class Table(FileSource):
     public_units: Ids | None = None  # those in ``path``
     owner: Text | None = None
 
-    def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
-        options = self.options
-        if parts is None and split != TRAIN:  # another file
-            options.pop("public_units", None)
-        return load_table(path, **options)
+    def only_for(self, split: str, parts: ClassSplit | None) -> dict[str, Any]:
+        """Leaves out the public list for another file."""
+        is_other = parts is None and split != TRAIN
+        return {"public_units": None} if is_other else {}
+
+
+class ParquetColumns(Table):
+    """Columns of a Parquet file for `data import`, which also reads images."""
+
+    features: Names | None = None
+    images: Text | None = None
+    shape: Any = None  # of images that are lists of numbers
+    size: Count | None = None
+    grey: Flag = False
 
 
 class Stored(Source):
     """A folder made by `jaxdp-episodic data import`; see `load_stored`."""
 
-    loader = staticmethod(load_stored)
     path: Text
     rotations: Flag | None = None
+
+    def read(self, split: str, base: Path | None) -> ExampleTable:
+        """Returns a split, which stays on disk."""
+        return load_stored((base or Path()) / self.path, split)
 
 
 DataSource = (
@@ -272,3 +296,13 @@ DataSource = (
     | Stored
 )
 SOURCES: tuple[type, ...] = typing.get_args(DataSource)
+LAYOUTS: dict[str, type] = {
+    folders.CLASSES: ClassFolders,
+    folders.OMNIGLOT: Omniglot,
+    folders.MINI_IMAGENET: MiniImageNet,
+    folders.NPZ: Npz,
+    folders.CSV: Table,
+    folders.PARQUET: Table,
+    folders.STORED: Stored,
+}
+"""The source of each data layout that `recognized` returns."""

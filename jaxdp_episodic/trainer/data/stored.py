@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import math
+import functools
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,22 @@ class Records:
 
     # Their table; its features are the record numbers in the source.
     numbers: ExampleTable
-    dtype: np.dtype  # of the kept values
-    shape: tuple[int, ...]  # of one record's values
-    encoding: str | None  # see `StoredFeatures`
     # Yields the values of the records with the given ascending numbers, in parts.
     read: Callable[[np.ndarray], Iterable[np.ndarray]]
+    codes: str | None = None  # key of `CODE_VALUES` for values of 8 bits; None: numbers
+    files: Sequence[Path] = ()  # of images, by record number
+
+    @functools.cached_property
+    def first(self) -> np.ndarray:
+        """The kept values of the first record, (1, ...)."""
+        if not self.numbers.num_examples:
+            raise ValueError("there must be at least one example, got none")
+        return next(iter(self.read(np.sort(self.numbers.features))))[:1]
+
+    @property
+    def encoding(self) -> str | None:
+        """What the kept values encode, see `StoredFeatures`."""
+        return self.codes if self.first.dtype == np.uint8 else None
 
     def part(self, parts: ClassSplit, split: str) -> Records:
         """Returns the records whose classes are in a split; see `ClassSplit.part`."""
@@ -55,14 +66,14 @@ class Records:
     def table(self, max_bytes: int | None = None) -> ExampleTable:
         """Returns the table with its features in memory."""
         number = self.numbers.num_examples
-        dtype = self.dtype if self.encoding is None else np.dtype(np.float32)
-        needed = number * math.prod(self.shape) * dtype.itemsize
+        dtype = self.first.dtype if self.encoding is None else np.dtype(np.float32)
+        needed = number * self.first.size * dtype.itemsize
         if max_bytes is not None and needed > max_bytes:
             raise ValueError(
                 f"the features must take at most max_bytes={max_bytes} bytes, "
                 f"{number} examples take {needed}"
             )
-        features = np.empty((number, *self.shape), dtype)
+        features = np.empty((number, *self.first.shape[1:]), dtype)
         for places, values in self.placed():
             if self.encoding is not None:
                 values = CODE_VALUES[self.encoding][values]
@@ -162,10 +173,7 @@ def _write(
     on_progress: Progress,
 ) -> None:
     total = sum(one.numbers.num_examples for one in splits.values())
-    needed = sum(
-        one.numbers.num_examples * math.prod(one.shape) * one.dtype.itemsize
-        for one in splits.values()
-    )
+    needed = sum(one.numbers.num_examples * one.first.nbytes for one in splits.values())
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(
@@ -183,10 +191,11 @@ def _write(
     for split, one in splits.items():
         inside, table = folder / split, one.numbers
         inside.mkdir()
-        shape = (table.num_examples, *one.shape)
-        column_folder.write_rows(
-            inside / "features.npy", one.dtype, shape, counted(one)
+        shape, file = (
+            (table.num_examples, *one.first.shape[1:]),
+            inside / "features.npy",
         )
+        column_folder.write_rows(file, one.first.dtype, shape, counted(one))
         tree = table.population
         columns = {f"level{j}.counts": c for j, c in enumerate(tree.children_counts, 1)}
         columns |= {f"level{j}.ids": i for j, i in enumerate(tree.unit_ids or (), 1)}

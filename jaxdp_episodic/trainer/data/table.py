@@ -314,6 +314,18 @@ class ExampleTable:
         return f"ExampleTable(units={self.num_units}, features={shape})"
 
 
+def numbered(
+    numbers: np.ndarray, targets: Any = None, *, units: Mapping[str, Any], **more: Any
+) -> ExampleTable:
+    """Returns `from_records` of records by number; ``units`` may have no level."""
+    if units:
+        return ExampleTable.from_records(numbers, targets, units=units, **more)
+    above = {"_": 0 * numbers}  # one unit of all
+    whole = ExampleTable.from_records(numbers, targets, units=above, **more)
+    tree = Population(whole.population.children_counts[1:], whole.level_names[1:])
+    return dataclasses.replace(whole, population=tree)
+
+
 def _is_constant(values: np.ndarray, groups: np.ndarray) -> bool:
     """Returns whether the values of each group are all equal."""
     first = np.zeros(int(groups.max(initial=-1)) + 1, np.int64)

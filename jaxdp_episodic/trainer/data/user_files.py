@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,17 +23,10 @@ from jaxdp_episodic.trainer.data.folders import decoded_parts
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, id_array
 from jaxdp_episodic.trainer.data.stored import Records, only
 from jaxdp_episodic.trainer.data.stored_features import UNIT
-from jaxdp_episodic.trainer.data.table import ExampleTable, kept_numbers
+from jaxdp_episodic.trainer.data.table import ExampleTable, kept_numbers, numbered
 
-_BATCH_BYTES = 2**26  # largest memory of a batch
 _BATCH_IMAGES = 256  # most images read at a time
-_BATCH_ROWS = 2**16  # most rows of numbers or ids read at a time
-_FLOAT = np.dtype(np.float32)
 _IMAGES = "images"  # array of an npz file
-_Values = tuple[
-    np.dtype, tuple[int, ...], str | None, Callable[[np.ndarray], Iterable[np.ndarray]]
-]
-"""The last fields of `Records`: type and shape of the values, and how to read them."""
 
 
 # --- npz ---
@@ -75,10 +69,8 @@ def load_npz(
       ValueError: a file that is not npz, contains pickles or is too large, or arrays
         that do not fit together.
     """
-    found = npz_records(
-        Path(path), levels=levels, split=split, owner=owner, max_bytes=max_bytes
-    )
-    return found.table()
+    how = {"levels": levels, "split": split, "owner": owner}
+    return npz_records(Path(path), **how, max_bytes=max_bytes).table()
 
 
 def npz_records(
@@ -87,25 +79,39 @@ def npz_records(
     levels: Sequence[str] = (),
     split: str | None = None,
     owner: str | None = None,
-    max_bytes: int = 2**63,
+    shape: tuple[int, ...] | None = None,
+    must_be_named: bool = False,
+    max_bytes: int = MAX_BYTES,
 ) -> Records:
-    """Returns the records of an npz file; see `load_npz`."""
+    """Returns the records of an npz file; see `load_npz`.
+
+    With a ``shape``, that of an example, labels may be missing.
+    """
+    if must_be_named:
+        refuse_unnamed(path)
     arrays = read_arrays(path, max_bytes=max_bytes)
     name, values = images_or_features(path, arrays)
     is_images, what = name == _IMAGES, f"{name} in {path}"
-    # Labels of records, or of classes, which are numbered if they have no ids.
-    by, axes = ("labels", 1) if "labels" in arrays else ("classes", 2)
-    if values.ndim < axes + (1 + is_images if axes == 2 else 0):
-        raise ValueError(
-            f"{name} must be [class, example, ...], or come with an array labels (the "
-            f"class of each record); got shape {values.shape} without labels"
-        )
     if not values.size:
         raise ValueError(f"{what} must not be empty, got {values.shape}")
     if values.dtype.kind not in "biuf":
         raise TypeError(f"{what} must be numbers, got {values.dtype}")
+    axes = 1 if "labels" in arrays else 2
+    if shape is not None:
+        kinds = (shape, shape[:-1]) if is_images and shape[-1:] == (1,) else (shape,)
+        axes = next((n for n in (1, 2) if values.shape[n:] in kinds), 0)
+        if not axes:
+            raise ValueError(
+                f"{what} must be examples of shape {shape}, [record, ...] or [class, "
+                f"example, ...], got {values.shape}"
+            )
+    elif values.ndim < axes + (1 + is_images if axes == 2 else 0):
+        raise ValueError(
+            f"{name} must be [class, example, ...], or come with an array labels (the "
+            f"class of each record); got shape {values.shape} without labels"
+        )
     grid, public = values.shape[:axes], None
-    if axes == 1:
+    if axes == 1 and shape is None:
         public = arrays.get("classes")
         if public is not None and (levels or split is not None):
             raise ValueError(
@@ -121,28 +127,29 @@ def npz_records(
     def column(name: str) -> np.ndarray:
         return _one_a_record(name, arrays[name], grid, path)
 
-    kept: Any = slice(None)
+    kept = np.arange(number)
     if split is not None:
-        kept = column("split") == split
-        if not kept.any():
+        kept = np.flatnonzero(column("split") == split)
+        if not kept.size:
             raise ValueError(f"split must be one that {path} has, got {split!r}")
     owners = None
     if owner is not None:
         owners = Owners.from_ids(column(owner), name=f"{owner} in {path}").take(kept)
-    numbers = ExampleTable.from_records(
-        np.arange(number)[kept],
+    units = {level: column(level)[kept] for level in levels}
+    # Labels of records, or of classes, which are numbered if they have no ids.
+    if (by := "labels" if axes == 1 else "classes") in arrays:
+        units[CLASS] = column(by)[kept]
+    table = numbered(
+        kept,
         column("targets")[kept] if "targets" in arrays else None,
-        units={n: column(n)[kept] for n in levels} | {"class": column(by)[kept]},
+        units=units,
         public_units=None if public is None else public.reshape(-1).tolist(),
         owners=owners,
     )
     values = values.reshape(number, *values.shape[axes:])
-    if is_images:
-        values = values.reshape(number, *scaled_images(values[:0]).shape[1:])
-    whole = _to_keep(values, 0, is_images, what)
-    encoding = UNIT if is_images and values.dtype.kind != "f" else None
-    read = functools.partial(only, lambda: [whole])
-    return Records(numbers, whole.dtype, whole.shape[1:], encoding, read)
+    whole = kept_numbers(what, as_images(values) if is_images else values)
+    codes = UNIT if is_images else None
+    return Records(table, functools.partial(only, lambda: [whole]), codes)
 
 
 def images_or_features(
@@ -169,19 +176,19 @@ def refuse_unnamed(path: Path) -> None:
         )
 
 
-def scaled_images(images: np.ndarray) -> np.ndarray:
-    """Returns images as (R, H, W, channels); uint8 becomes float32 in [0, 1]."""
-    if images.dtype == np.uint8:
-        images = images.astype(np.float32) / 255
-    elif images.dtype.kind not in "bf":
-        said = f"images must be uint8, bool or floating, got {images.dtype}"
+def as_images(values: np.ndarray) -> np.ndarray:
+    """Returns images as (R, H, W, channels), of codes of 8 bits or of floats."""
+    if values.dtype.kind not in "bf" and values.dtype != np.uint8:
+        said = f"images must be uint8, bool or floating, got {values.dtype}"
         raise TypeError(f"{said}; store numbers that are not pixels as features")
-    if images.ndim not in (3, 4):
+    if values.ndim not in (3, 4):
         raise ValueError(
             "images must have height, width and optionally channels, "
-            f"got shape {images.shape[1:]} each"
+            f"got shape {values.shape[1:]} each"
         )
-    return images if images.ndim == 4 else images[..., None]
+    if values.dtype.kind == "b":
+        values = values * np.uint8(255)
+    return values if values.ndim == 4 else values[..., None]
 
 
 def _one_a_record(
@@ -196,13 +203,6 @@ def _one_a_record(
     hint = f"; of one-hot rows store {name}.argmax(axis=1)" if is_one_hot else ""
     said = f"{name} in {path} must have one entry for each of {grid}, got"
     raise ValueError(f"{said} {array.shape}{hint}")
-
-
-def _to_keep(batch: np.ndarray, first: int, is_images: bool, what: str) -> np.ndarray:
-    """Returns a batch as `ExampleTable.from_records` stores it; images as codes."""
-    if is_images and batch.dtype.kind == "b":
-        return batch * np.uint8(255)
-    return kept_numbers(what, batch, first)
 
 
 # --- CSV and Parquet ---
@@ -272,7 +272,8 @@ def table_records(
     shape: Sequence[int] = (),
     size: int | None = None,
     grey: bool = False,
-    max_bytes: int = 2**63,
+    needs_units: bool = True,
+    max_bytes: int = MAX_BYTES,
 ) -> Records:
     """Returns the records of a CSV or Parquet file; see `load_table`."""
     if label is not None:
@@ -290,7 +291,8 @@ def table_records(
         got = f"got features={list(features)} and images={images!r}"
         raise ValueError(f"{said} (one column), {got}")
     small = [*groups, *(name for name in (target, owner) if name is not None)]
-    if not groups or len({*small, *features}) < len(small) + len(features):
+    is_short = needs_units and not groups
+    if is_short or len({*small, *features}) < len(small) + len(features):
         raise ValueError(
             "groups must name columns (or label: at least one column), and every "
             "column may be used only once, got "
@@ -302,17 +304,18 @@ def table_records(
             f"records themselves, got {list(groups)}; rename the column"
         )
     cells = columns_of(path, small, features, max_bytes=max_bytes)
-    number = len(cells[groups[0]])
-    if not number:
-        raise ValueError(f"{path} must have at least one record, has none")
     if _is_csv(path):
         ids = {name: cells[name] for name in small if name != target}
         refuse_ids_as_names(path, names_of_columns(path), ids)
     if images is None:
-        length, parts = number_columns(path, features, cells)
-        how = _FLOAT, (length,), None, functools.partial(only, parts)
+        parts = _number_parts(path, features, cells)
+        codes, read = None, functools.partial(only, parts)
+        number = len(cells[small[0]]) if small else sum(map(len, parts()))
     else:
-        how = _image_column(path, images, tuple(shape), size, grey)
+        codes, read = UNIT, _read_images(path, images, tuple(shape), size, grey)
+        number = len(cells[groups[0]])
+    if not number:
+        raise ValueError(f"{path} must have at least one record, has none")
     units = {
         name if label is None else CLASS: ids_of(cells[name], name, path)
         for name in groups
@@ -325,94 +328,74 @@ def table_records(
         where = functools.partial(_place, path)
         with _validation.prefixed(path):
             owners = Owners.from_ids(cells[owner], name=repr(owner), where=where)
-    table = ExampleTable.from_records(
+    table = numbered(
         np.arange(number),
         None if target is None else numbers_of(cells[target], target, path),
         units=units,
         public_units=public,
         owners=owners,
     )
-    return Records(table, *how)
+    return Records(table, read, codes)
 
 
-def number_columns(
+def _number_parts(
     path: Path, features: Sequence[str], cells: Mapping[str, Sequence[Any]]
-) -> tuple[int, Callable[[], Iterable[np.ndarray]]]:
-    """Returns how many numbers these columns have, and their reader.
-
-    It yields (n, numbers) float32; the lists of a column are side by side. ``cells``
-    are those of `columns_of`.
-    """
+) -> Callable[[], Iterable[np.ndarray]]:
+    """Returns a reader of columns of numbers, side by side (n, numbers), in parts."""
     if _is_csv(path):
         numbers = [numbers_of(cells[name], name, path) for name in features]
-        values = np.stack(numbers, axis=1).astype(_FLOAT)
-        return len(features), lambda: [values]
-    first = next(parquet_file.parquet_arrays(path, features, rows=1), None)
-    if first is None:
-        raise ValueError(f"{path} must have at least one record, has none")
-    widths = [0 if column.ndim > 2 else column.size for column in first]
+        values = np.stack(numbers, axis=1).astype(np.float32)
+        return lambda: [values]
 
     def parts() -> Iterator[np.ndarray]:
-        for before, columns in _lists(path, features, widths):
+        before = 0
+        for columns in parquet_file.parquet_arrays(path, features):
             named = zip(features, columns, strict=True)
             numbers = [numbers_of(one, name, path, before) for name, one in named]
-            yield np.concatenate(numbers, axis=1).astype(_FLOAT)
+            yield np.concatenate(numbers, axis=1).astype(np.float32)
+            before += len(columns[0])
 
-    return sum(widths), parts
-
-
-def _lists(
-    path: Path, names: Sequence[str], widths: Sequence[int]
-) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """Yields columns (n, width) of a Parquet file, and the number of records before."""
-    # Arrow takes about 16 bytes per list item that it decodes.
-    rows = max(min(_BATCH_BYTES // (16 * max(sum(widths), 1)), _BATCH_ROWS), 1)
-    before = 0
-    for columns in parquet_file.parquet_arrays(path, names, rows=rows):
-        for name, column, width in zip(names, columns, widths, strict=True):
-            if column.size != len(column) * width or not width:
-                raise ValueError(
-                    f"column {name[:60]!r} of {path} must have {width} numbers per "
-                    "row, or lists of numbers of one length, has "
-                    f"{column.shape[1:]} in a record"
-                )
-        yield before, [column.reshape(len(column), -1) for column in columns]
-        before += len(columns[0])
+    return parts
 
 
-def _image_column(
+def _read_images(
     path: Path, name: str, shape: tuple[int, ...], size: int | None, grey: bool
-) -> _Values:
-    """Returns the values of a column of files, or of lists of numbers."""
-    if parquet_file.holds_files(path, name):
+) -> Callable[[np.ndarray], Iterable[np.ndarray]]:
+    """Returns the reader of a column of image files, or of lists of numbers."""
+    first = next(parquet_file.parquet_cells(path, name, rows=1), [None])[0]
+    if isinstance(first, bytes):
 
-        def files() -> Iterator[_Cell]:
-            contents = parquet_file.parquet_files(path, name, rows=_BATCH_IMAGES)
-            for record, content in enumerate(contents, 1):
-                yield _Cell(content, f"{name} in record {record} of {path}")
+        def cells() -> Iterator[np.ndarray]:
+            parts = parquet_file.parquet_cells(path, name, rows=_BATCH_IMAGES)
+            yield from (np.array(part, object) for part in parts)
 
-        def pixels() -> Iterator[np.ndarray]:
-            return decoded_parts(files(), size, grey)
+        def files(wanted: np.ndarray) -> Iterator[_Cell]:
+            contents = itertools.chain.from_iterable(only(cells, wanted))
+            for record, content in zip(wanted.tolist(), contents, strict=False):
+                place = f"{name} in record {record + 1} of {path}"
+                if not isinstance(content, bytes):
+                    raise ValueError(f"{place} must be an image, got none")
+                yield _Cell(content, place)
 
-        item = next(pixels()).shape[1:]
-        return np.dtype(np.uint8), item, UNIT, functools.partial(only, pixels)
+        return lambda wanted: decoded_parts(files(wanted), size, grey)
+    if not isinstance(first, list):
+        said = "must contain image files, or lists of numbers"
+        has = "nothing" if first is None else type(first).__name__
+        raise ValueError(f"{path}: column {name[:60]!r} {said}, has {has}")
     if not shape:
         said = f"shape must be given for the lists of numbers in column {name!r}"
         raise ValueError(f"{said} of {path}, for example 32 32 3")
     for side in shape:
         _validation.whole_number("shape", side)
-    widths = [math.prod(shape)]
-    _, (probe,) = next(_lists(path, [name], widths))
-    item = scaled_images(probe[:0].reshape(0, *shape)).shape[1:]
 
-    def kept() -> Iterator[np.ndarray]:
-        for before, (column,) in _lists(path, [name], widths):
-            images = column.reshape(len(column), *item)
-            yield _to_keep(images, before, True, f"{name} in {path}")
+    def images() -> Iterator[np.ndarray]:
+        before = 0
+        for (column,) in parquet_file.parquet_arrays(path, [name], math.prod(shape)):
+            values = as_images(column.reshape(len(column), *shape))
+            yield kept_numbers(f"{name} in {path}", values, before)
+            before += len(column)
 
-    is_coded = probe.dtype.kind == "b" or probe.dtype == np.uint8
-    dtype, scale = (np.dtype(np.uint8), UNIT) if is_coded else (_FLOAT, None)
-    return dtype, item, scale, functools.partial(only, kept)
+    return functools.partial(only, images)
 
 
 class _Cell(io.BytesIO):
@@ -449,7 +432,7 @@ def columns_of(
         if _is_csv(path):
             return read_csv_columns(path, wanted, max_bytes=max_bytes)
         for names, cells in parquet_file.parquet_batches(
-            path, wanted, rows=_BATCH_ROWS, max_bytes=max_bytes
+            path, wanted, rows=parquet_file.BATCH_ROWS, max_bytes=max_bytes
         ):
             for name, column in zip(names, cells, strict=True):
                 columns[name] += column

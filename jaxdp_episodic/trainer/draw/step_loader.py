@@ -15,12 +15,10 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import MultistageSampling, epoch_scheme
-from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.files.optional import require
-from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.people import Truncation, truncated
-from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.data.table import numbered
 from jaxdp_episodic.trainer.draw.generators import step_generator
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 
@@ -116,15 +114,11 @@ class StepDraws:
         noise = np.asarray(step.noise_multiplier)
         _validation.single("noise_multiplier", noise)  # a run has one setting
         self.step = step  # which `StepAccountant` accounts
-        examples, level = np.arange(num_examples), step.design.level_names[-1]
-        if units:
-            table = ExampleTable.from_records(
-                examples, units=units, example_level=level, owners=owners
-            )
-        else:
-            alone = Population.from_sizes(num_examples, level_names=(level,))
-            owned = None if owners is None else Owners.from_ids(owners)
-            table = ExampleTable(examples, None, alone, owned)
+        level = step.design.level_names[-1]
+        examples = np.arange(num_examples)
+        table = numbered(
+            examples, units=units or {}, example_level=level, owners=owners
+        )
         self.truncation: Truncation | None = None  # None: no bounds of a person
         if step.people is not None:
             table, self.truncation = truncated(table, step.people, truncate=truncate)

@@ -285,8 +285,7 @@ def test_a_canary_example_is_added_to_its_world():
 
 def test_canaries_among_stored_data_are_those_among_data_in_memory(tmp_path):
     numbers = DATA.with_features(np.arange(DATA.num_examples))
-    kept = DATA.features.dtype, DATA.features.shape[1:], None
-    made = Records(numbers, *kept, lambda rows: [DATA.features[rows]])
+    made = Records(numbers, lambda rows: [DATA.features[rows]])
     store(tmp_path / "out", {"train": made}, made_from={})
     one, other = (
         gradient_canaries(data, GROUPED, 4, generator()).table.features

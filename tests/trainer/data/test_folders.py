@@ -277,7 +277,7 @@ def test_transparent_images_are_composed_onto_white(tmp_path, kind):
         found = load_class_folders(tmp_path / "data", grey=grey).features[0]
         for channel in np.moveaxis(found, -1, 0):
             np.testing.assert_allclose(channel, expected, atol=1e-6)
-        records = listed_classes(tmp_path / "data", grey=grey).records()
+        records = listed_classes(tmp_path / "data", grey=grey)
         ((_, codes),) = records.placed()
         np.testing.assert_array_equal(codes[0] / np.float32(255), found)
         asked = read_examples([file], shape=found.shape, source={})

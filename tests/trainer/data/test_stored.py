@@ -350,7 +350,7 @@ def fails(wanted):
     [
         (fails, "the disk fails"),
         (lambda wanted: [np.ones((2, 2), np.float32)], "4 .*got 2"),
-        (lambda wanted: [np.ones((4, 2))], "must be float32 of shape"),
+        (lambda wanted: [np.eye(2, dtype="f"), np.eye(2)], "must be float32 of shape"),
     ],
 )
 def test_an_import_that_fails_leaves_nothing(read, message, tmp_path):

@@ -5,8 +5,9 @@ import re
 import numpy as np
 import pytest
 
+from jaxdp_episodic.files import parquet_file
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.trainer.data import examples, user_files
+from jaxdp_episodic.trainer.data import examples
 from jaxdp_episodic.trainer.data.examples import read_examples
 from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
@@ -265,7 +266,7 @@ def test_lists_of_numbers_are_features(tmp_path, monkeypatch):
         load_table(path, label="word", features=["vector"], max_bytes=700)
     path = with_lists(tmp_path, vectors=[[0.0] * 500] * 30)  # small while compressed
     monkeypatch.setattr(examples, "MAX_BYTES", 50_000)
-    with pytest.raises(ValueError, match="must hold at most 50000 bytes"):
+    with pytest.raises(ValueError, match="max_bytes=50000 bytes, 30 .* take 60120"):
         read_examples([path], shape=(501,), source=source | {"label": "x"})
 
 
@@ -282,7 +283,7 @@ def test_lists_of_numbers_are_features(tmp_path, monkeypatch):
     ],
 )
 def test_unsuitable_lists_are_refused(vectors, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(user_files, "_BATCH_ROWS", 4)
+    monkeypatch.setattr(parquet_file, "BATCH_ROWS", 4)
     path = with_lists(tmp_path, vectors=vectors)
     with pytest.raises(ValueError, match=message):
         load_table(path, label="word", features=["vector", "age"])

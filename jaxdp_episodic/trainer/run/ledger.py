@@ -391,7 +391,7 @@ _PACKAGES = ("jaxdp-episodic", "jax", "jaxlib", "numpy", "randomgen", "flax", "o
 
 
 def described_run(
-    run: Any, seed: int | None, rule: Any, settings: Mapping[str, Any]
+    run: Any, seed: int | None, rule: Any, settings: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Returns what a trainer's run is; `refuse_other_run` compares it."""
     budget, clipping = run.budget, run.clipping
@@ -415,7 +415,8 @@ def described_run(
         "l2_clip_norm": run.l2_clip_norm,
         "noise": run.noise,
         "normalizer": run.normalizer,
-        **settings,
+        "shots": run.parts.shots,
+        "settings": dict(settings or {}),
         **choices,
     }
 
@@ -484,10 +485,8 @@ def check_run(processes: Processes, run: Mapping[str, Any]) -> None:
     if processes.count == 1:
         return
     own = json.loads(json.dumps(run))
-    found = differences(
-        processes.shared_value(own), own, "in the first process", "here"
-    )
-    if found:
+    first = processes.shared_value(own)
+    if found := differences(first, own, "in the first process", "here"):
         raise RunMismatchError(
             f"process {processes.index} of {processes.count} has another run than the "
             f"first: {_listed(found)}"
@@ -527,9 +526,8 @@ def described_opening(
 
 def refuse_other_state(saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
     """Refuses a checkpoint whose arrays are not those of this run's state."""
-    found = differences(saved, wanted, "in the checkpoint", "now")
-    if found:
-        first = "; ".join(f"{key}: {words}" for key, words in list(found.items())[:5])
+    if found := differences(saved, wanted, "in the checkpoint", "now"):
+        first = _listed(dict(list(found.items())[:5]))
         more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
         raise RunMismatchError(
             "the checkpoint is of another model or optimizer: resume with the run's "

@@ -27,7 +27,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -47,11 +46,7 @@ from jaxdp_episodic.trainer.run.evaluation import (
     digits,
     reliability,
 )
-from jaxdp_episodic.trainer.run.mechanisms import (
-    TrainingState,
-    array_types,
-    released_params,
-)
+from jaxdp_episodic.trainer.run.mechanisms import array_types, released_params
 from jaxdp_episodic.trainer.run.release import described_release, flat_params
 from jaxdp_episodic.trainer.run.run_files import (
     HELD_OUT,
@@ -61,7 +56,6 @@ from jaxdp_episodic.trainer.run.run_files import (
     public_record,
 )
 from jaxdp_episodic.trainer.run.store import BEST, RunStore
-from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 _VALIDATION = "validation"
 _TEST = "test"
@@ -434,42 +428,36 @@ class Stage(NamedTuple):
     params: Any
 
 
-@dataclass(frozen=True)
-class Stages:
-    """Makes the stages of a run; ``initial`` are its initial parameters."""
+def stages_of(run: Any, *, has_stepped: bool) -> tuple[Stage, ...]:
+    """Returns the stages of a `Trainer`'s state, the simplest first."""
+    parts, state = run.parts, run.state
+    ways = getattr(parts.learner, "ways", [1, 1, *run.sampler.slot_shape][-2])
+    simple = untrained(parts.learner, ways)
+    found = [Stage(FEATURES, simple, {})]
+    if parts.start is not None:
+        on_features = parts.start.learner(simple)
+        for name, released in parts.start.stages(state.start).items():
+            found.append(Stage(name, on_features, {"start": released, "model": {}}))
+    elif jax.tree.leaves(parts.params):
+        found.append(Stage(INITIAL, parts.learner, parts.params))
+    if has_stepped:
+        found += stages_with(run, released_params(state))
+    return tuple(found)
 
-    learner: Any
-    start: PrivateStatistics | None
-    initial: Any
-    ways: int
 
-    def of(self, state: TrainingState, *, has_stepped: bool) -> tuple[Stage, ...]:
-        """Returns the stages of a state, the simplest first."""
-        simple = untrained(self.learner, self.ways)
-        found = [Stage(FEATURES, simple, {})]
-        if self.start is not None:
-            on_features = self.start.learner(simple)
-            for name, released in self.start.stages(state.start).items():
-                params = {"start": released, "model": {}}
-                found.append(Stage(name, on_features, params))
-        elif jax.tree.leaves(self.initial):
-            found.append(Stage(INITIAL, self.learner, self.initial))
-        if has_stepped:
-            found += self.stepped(released_params(state))
-        return tuple(found)
-
-    def stepped(self, params: Any, at: str = "") -> list[Stage]:
-        """The stages of parameters after gradient steps; the run's own is the last."""
-        learner, start, learners = self.learner, self.start, dict[str, Any]()
-        if isinstance(learner, Classifier) and learner.features is not None:
-            # A model with one layer has the examples' own features as its inputs.
-            has_more = isinstance(self.initial, Mapping) and len(self.initial) > 1
-            for embed in (LOGITS, HIDDEN, BOTH) if has_more else (LOGITS, BOTH):
-                if embed != learner.embed:
-                    other = dataclasses.replace(learner, embed=embed)
-                    learners[f"{STEPS}/{embed}"] = other
-        learners[STEPS] = learner
-        return [
-            Stage(f"{name}{at}", one if start is None else start.learner(one), params)
-            for name, one in learners.items()
-        ]
+def stages_with(run: Any, params: Any, at: str = "") -> list[Stage]:
+    """Returns those of parameters after gradient steps; the run's own is the last."""
+    parts, learners = run.parts, dict[str, Any]()
+    learner, start = parts.learner, parts.start
+    if isinstance(learner, Classifier) and learner.features is not None:
+        # A model with one layer has the examples' own features as its inputs.
+        has_more = isinstance(parts.params, Mapping) and len(parts.params) > 1
+        for embed in (LOGITS, HIDDEN, BOTH) if has_more else (LOGITS, BOTH):
+            if embed != learner.embed:
+                other = dataclasses.replace(learner, embed=embed)
+                learners[f"{STEPS}/{embed}"] = other
+    learners[STEPS] = learner
+    return [
+        Stage(f"{name}{at}", one if start is None else start.learner(one), params)
+        for name, one in learners.items()
+    ]

@@ -135,7 +135,7 @@ class Trainer:
         self._rule, self.checks = rule, dict(checks)
         self.has_private_scores = bool(checks)
         self.processes = all_processes()
-        parts = SharedParts(
+        self.parts = SharedParts(
             learner=learner,
             params=params,
             data=data,
@@ -154,18 +154,14 @@ class Trainer:
         )
         self.learner, self.data, self.truncation = learner, data, truncation
         self.l2_clip_norm, self.budget, self.noise = norm, budget, noise
-        self._keys, self._start = keys, start
-        self.mechanisms = mechanisms_of(parts, budget, self.checks)
+        self.mechanisms = mechanisms_of(self.parts, budget, self.checks)
         gradients = (m for m in self.mechanisms.values() if hasattr(m, "sampler"))
         self._main = main = next(gradients)
         self.sampler, self.normalizer = main.sampler, main.normalizer
         self.complete_units = main.complete_units
         self._gradient: PrivateGradient = main.gradient
-        ways = getattr(learner, "ways", [1, 1, *main.sampler.slot_shape][-2])
-        self._stages = loop.Stages(learner, start, params, ways)
         self.has_default_normalizer = normalizer is None and budget.takes_steps
-        more = {"shots": shots, "settings": dict(settings or {})}
-        self.run: dict[str, Any] = described_run(self, seed, rule, more)
+        self.run: dict[str, Any] = described_run(self, seed, rule, settings)
         self._one_step = threading.RLock()  # two at once would share one charge
         # One attribute, so that an interrupt cannot separate state and step number.
         self._now = (self._gradient.on_devices(main.initial_state(budget)), 0)
@@ -182,7 +178,7 @@ class Trainer:
     @property
     def is_seeded(self) -> bool:
         """True if samples and noise follow from a seed, so that nothing is private."""
-        return self._keys.is_seeded
+        return self.parts.keys.is_seeded
 
     @property
     def state(self) -> TrainingState:
@@ -197,15 +193,15 @@ class Trainer:
     def stages(self) -> tuple[loop.Stage, ...]:
         """The stages that the run has now, the simplest first: post-processing."""
         has_stepped = self.num_steps_taken > len(self.budget.before)
-        return self._stages.of(self.state, has_stepped=has_stepped)
+        return loop.stages_of(self, has_stepped=has_stepped)
 
     def stages_to_come(self) -> tuple[loop.Stage, ...]:
         """The stages that the run will have, with parameters as they are now."""
-        return self._stages.of(self.state, has_stepped=self.budget.takes_steps)
+        return loop.stages_of(self, has_stepped=self.budget.takes_steps)
 
     def stages_after(self, step: int, params: Any) -> tuple[loop.Stage, ...]:
         """The stages that use the parameters after an earlier gradient step."""
-        return tuple(self._stages.stepped(params, f"@{step}"))
+        return tuple(loop.stages_with(self, params, f"@{step}"))
 
     @property
     def released(self) -> loop.Stage:

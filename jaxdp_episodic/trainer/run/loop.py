@@ -64,14 +64,12 @@ _TEST = "test"
 def take_all_steps(
     run: Any,
     store: RunStore,
-    evaluations: Mapping[str, Evaluation],
-    select: bool | None,
+    scoring: Scoring,
     every: tuple[int | None, int, int],
     on_step: Callable[[StepProgress], None] | None,
 ) -> list[dict[str, Any]]:
     """Takes the remaining steps of a `Trainer`; returns the records of its log."""
     last, before = run.budget.num_steps, len(run.budget.before)
-    scoring = Scoring(run, store, evaluations, select)
     evaluate_every, checkpoint_every, log_every = every
     noted: list[dict[str, Any]] = []
 
@@ -266,10 +264,11 @@ class Scoring:
         run: Any,
         store: RunStore,
         evaluations: Mapping[str, Evaluation],
-        select: bool | None,
+        split: str | None,
+        reason: str,
     ) -> None:
         self._run, self._evaluations = run, evaluations
-        self.split, self.reason = choosing_split(run, evaluations, select)
+        self.split, self.reason = split, reason  # see `choosing_split`
         self._known: dict[str, dict[str, EpisodeScores]] = {}
         # Step and parameters of the best score so far.
         self._best: tuple[int, Any] | None = None

@@ -502,11 +502,11 @@ class Trainer:
             with run_files.locked(folder):
                 self.begin(folder)
                 # Before any charge.
-                loop.choosing_split(self, scored, select)
+                choosing = loop.choosing_split(self, scored, select)
                 loop.try_out(self, scored)
                 with self.opened(folder) as store:
-                    how = scored, select, every, on_step
-                    records = loop.take_all_steps(self, store, *how)
+                    scoring = loop.Scoring(self, store, scored, *choosing)
+                    records = loop.take_all_steps(self, store, scoring, every, on_step)
             self.processes.meet()
             return records
 

@@ -150,7 +150,7 @@ def test_the_mean_stage_only_centres_unit_rows():
 
 def test_a_dropped_statistic_is_no_stage():
     run = started()
-    own = run._start
+    own = run.parts.start
     assert names(run) == ["features"]  # a zero projection cannot be scored
     nothing = own.initial()
     assert own.stages(nothing) == {}
@@ -297,8 +297,8 @@ def test_a_helpful_stage_is_released(tmp_path):
     assert list(run.selection.scores) == ["features", "mean", "statistics", "steps"]
     assert max(scores[:2]) + 0.1 < min(scores[2:])
     assert run.released.name in ("statistics", "steps")
-    _, mean, statistics, steps = run.stages()
-    assert run._start._made[0] is (start := run.state.start)  # one table for all steps
+    (_, mean, statistics, steps), start = run.stages(), run.state.start
+    assert run.parts.start._made[0] is start  # one table for all steps
     np.testing.assert_array_equal(mean.params["start"]["projection"], np.eye(5))
     np.testing.assert_array_equal(mean.params["start"]["mean"], start.mean)
     for stage in (statistics, steps):

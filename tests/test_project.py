@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 63_315,
+    "jaxdp_episodic": 63_296,
     "jaxdp_episodic/accountant/describe": 3_960,
     "jaxdp_episodic/accountant/losses": 5_280,
     "jaxdp_episodic/accountant/methods": 5_974,
@@ -333,7 +333,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/gradient": 1_474,
     "jaxdp_episodic/trainer/learners": 2_277,
     "jaxdp_episodic/trainer/statistics": 1_302,
-    "jaxdp_episodic/trainer/run": 6_525,
+    "jaxdp_episodic/trainer/run": 6_506,
     "jaxdp_episodic/trainer/audit": 1_846,
     "jaxdp_episodic/tools/requests": 769,
     "jaxdp_episodic/tools/sweep": 1_103,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_336,
     "jaxdp_episodic/files": 1_432,
     "experiments": 7_103,
-    "tests": 48_339,
+    "tests": 48_341,
 }
 
 

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 63_296,
+    "jaxdp_episodic": 63_271,
     "jaxdp_episodic/accountant/describe": 3_960,
     "jaxdp_episodic/accountant/losses": 5_280,
     "jaxdp_episodic/accountant/methods": 5_974,
@@ -337,15 +337,15 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/audit": 1_846,
     "jaxdp_episodic/tools/requests": 769,
     "jaxdp_episodic/tools/sweep": 1_103,
-    "jaxdp_episodic/tools/plan": 2_112,
-    "jaxdp_episodic/tools/plots": 1_214,
+    "jaxdp_episodic/tools/plan": 2_087,
+    "jaxdp_episodic/tools/plots": 1_218,
     "jaxdp_episodic/tools/book": 1_134,
     "jaxdp_episodic/tools/train": 1_275,
     "jaxdp_episodic/tools/explore": 474,
-    "jaxdp_episodic/tools/cli": 2_336,
+    "jaxdp_episodic/tools/cli": 2_332,
     "jaxdp_episodic/files": 1_432,
     "experiments": 7_103,
-    "tests": 48_341,
+    "tests": 48_350,
 }
 
 

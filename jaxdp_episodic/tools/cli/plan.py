@@ -8,8 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxdp_episodic._progress import standard_error
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
@@ -58,7 +56,7 @@ def planned(what: PlanDescription, base: Path, out: Path, console: Any) -> list[
         written.append(str(out / plans.CONFIG))
     if pipeline.name:
         lines += ["", *pipeline.lines]
-        left = plan.designs[0].request.epsilon
+        left = plan.recommended.design.request.epsilon
         if left != target.epsilon:
             lines += [f"steps are planned with the epsilon that is left, {left:.4g}"]
     try:
@@ -130,10 +128,9 @@ def _comment(plan: Candidates, pipeline: Pipeline, weighed: str) -> str:
     return (
         f"{head}"
         f"# {weighed}.\n"
-        f"# {plan.designs[int(plan.design[best])].name}: "
-        f"{plan.episodes_per_step[best]:,.6g} episodes a step, signal to noise "
-        f"{plan.signal_to_noise[best]:.4g} at a noise multiplier of about "
-        f"{plan.noise_multiplier[best]:.4g}, which `train` calibrates.\n\n"
+        f"# {best.design.name}: {best.episodes_per_step:,.6g} episodes a step, signal "
+        f"to noise {best.signal_to_noise:.4g} at a noise multiplier of about "
+        f"{best.noise_multiplier:.4g}, which `train` calibrates.\n\n"
     )
 
 
@@ -141,21 +138,20 @@ def _table(plan: Candidates, draws: bool) -> list[str]:
     """The best setting of each design as a table; the recommended one is marked."""
     names = "design,episodes,complete,steps,noise,signal/noise,effective steps"
     rows = [("", *names.split(","))]
-    for index, design in enumerate(plan.designs):
-        if not np.any(plan.design == index):
-            continue
-        best = plan.best_of(index)
-        is_best = int(plan.design[plan.recommended]) == index
-        cells = [f"{plan.episodes_per_step[best]:,.4g}"]
-        cells += [f"{plan.complete_per_step[best]:,.3g}"]
-        cells += [f"{int(plan.num_steps[best]):,}"]
-        numbers = plan.noise_multiplier, plan.signal_to_noise
-        cells += [f"{column[best]:.4g}" for column in numbers]
-        cells += [f"{plan.effective_steps[best]:.3g}"]
-        rows.append(("*" if is_best and draws else "", design.name, *cells))
+    for one in plan.best:
+        is_best = one.design is plan.recommended.design and draws
+        numbers = (
+            f"{one.episodes_per_step:,.4g}",
+            f"{one.complete_per_step:,.3g}",
+            f"{one.num_steps:,}",
+            f"{one.noise_multiplier:.4g}",
+            f"{one.signal_to_noise:.4g}",
+            f"{one.effective_steps:.3g}",
+        )
+        rows.append(("*" * is_best, one.design.name, *numbers))
     best = "* recommended" if draws else "no design is recommended, as below"
     counts = (
-        f"{best}; {plan.design.size:,} candidates, {int(plan.is_on_front.sum()):,} on "
+        f"{best}; {len(plan.candidates):,} candidates, {sum(plan.is_on_front):,} on "
         "the front of signal to noise, steps and episodes"
     )
     return [*command.aligned(rows, left=2), "", counts]

@@ -339,15 +339,12 @@ def _heading(
             lines += ["", *(f"{text[0].upper()}{text[1:]}." for text in texts)]
     if plan is not None:
         lines += ["", "Best setting of each design of episodes:"]
-        for index in np.unique(plan.design).tolist():
-            best = plan.best_of(index)
-            lines.append(
-                f"  {plan.designs[index].name}: "
-                f"{plan.episodes_per_step[best]:,.4g} a step, "
-                f"{plan.complete_per_step[best]:,.3g} complete, "
-                f"{int(plan.num_steps[best]):,} steps, noise "
-                f"{plan.noise_multiplier[best]:.4g}"
-            )
+        lines += [
+            f"  {one.design.name}: {one.episodes_per_step:,.4g} a step, "
+            f"{one.complete_per_step:,.3g} complete, {one.num_steps:,} steps, noise "
+            f"{one.noise_multiplier:.4g}"
+            for one in plan.best
+        ]
     lines += ["", *_prices(description, plan, pipeline)]
     wrapped = [
         textwrap.fill(line, _WIDTH, initial_indent="# ", subsequent_indent="#   ")
@@ -375,9 +372,8 @@ def _prices(
             "Noise of one sum of all examples, as a multiple of their norm:",
             *map("  epsilon {:g}: {:.4g}".format, _EPSILONS, noises),
         ]
-    best = plan.recommended
-    design = plan.designs[int(plan.design[best])]
-    setting = plan.episodes_per_step[[best]], plan.num_steps[[best]]
+    best, design = plan.recommended, plan.recommended.design
+    setting = np.array([best.episodes_per_step]), np.array([best.num_steps])
 
     def price(target: question.PlanRequest, design: plans.Design) -> str:
         left = pipeline.left_for_steps(target)

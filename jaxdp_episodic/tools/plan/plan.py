@@ -5,8 +5,8 @@ All candidates have the same (epsilon, delta); docs/plan.md says how they are co
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -254,33 +254,36 @@ _LEAST_GAIN = 0.05
 # with the fewest episodes is recommended: the estimate is not more precise than that.
 _NEARLY_BEST = 0.98
 
-Columns = Mapping[str, np.ndarray]
-"""Candidates of one design: columns of `Plan`, by name."""
+
+class Candidate(NamedTuple):
+    """A setting of a design within the budgets."""
+
+    design: Design
+    episodes_per_step: float  # on average
+    complete_per_step: float  # complete contributions, on average
+    num_steps: int  # of the run
+    # The smallest that keeps the run within the target, or up to 1e-3 more, relative.
+    noise_multiplier: float
+    signal_to_noise: float  # of a step
+    total_episodes: float  # of the run, weighted by examples
+    effective_steps: float  # an *estimate*; see `effective_steps`
 
 
 class Plan(NamedTuple):
-    """The candidates; every array has shape (n,), with one entry per candidate."""
+    """The candidates of all designs, compared."""
 
-    designs: tuple[Design, ...]  # the designs that were compared
-    design: np.ndarray  # index of the candidate's design in ``designs``
-    episodes_per_step: np.ndarray  # on average
-    complete_per_step: np.ndarray  # complete contributions, on average
-    num_steps: np.ndarray  # of the run
-    # The smallest that keeps the run within the target, or up to 1e-3 more, relative.
-    noise_multiplier: np.ndarray
-    signal_to_noise: np.ndarray  # of a step
-    total_episodes: np.ndarray  # of the run, weighted by examples
-    effective_steps: np.ndarray  # an *estimate*; see `effective_steps`
+    candidates: list[Candidate]  # design by design
     # No other candidate is at least as good in everything and better in something.
-    is_on_front: np.ndarray
-    recommended: int  # index of the recommended candidate
+    is_on_front: list[bool]
+    recommended: Candidate
     left_out: dict[str, list[str]]  # why designs were left out -> their names
     gains: dict[str, str]  # design name -> what random allocation gains over Poisson
 
-    def best_of(self, design: int) -> int:
-        """Returns the index of the recommended candidate among those of a design."""
-        worth = np.where(self.design == design, self.effective_steps, -np.inf)
-        return recommended(worth, self.total_episodes)
+    @property
+    def best(self) -> list[Candidate]:
+        """The recommended candidate of each design."""
+        groups = itertools.groupby(self.candidates, lambda one: one.design)
+        return [recommended(list(of_design)) for _, of_design in groups]
 
 
 def make_plan(
@@ -290,7 +293,7 @@ def make_plan(
     designs = possible_designs(request, population)
     designs = [design for design in designs if design.scheme in request.schemes]
     smallest = min(design.examples for design in designs)
-    parts: dict[Design, Columns] = {}
+    parts: dict[Design, list[Candidate]] = {}
     left_out, gains = dict[str, list[str]](), {}
     with ProgressBar(console, "designs", len(designs)) as bar:
         for number, design in enumerate(designs):
@@ -300,43 +303,32 @@ def make_plan(
                 settings, gain = budgeted(design, weight), ""
                 if design.scheme == question.EPOCHS:
                     forms = (
-                        (other, part)
+                        part
                         for other, part in parts.items()
-                        if other.is_poisson_form_of(design) and part["num_steps"].size
+                        if other.is_poisson_form_of(design)
                     )
-                    settings, gain = in_epochs(design, settings, next(forms, None))
+                    settings, gain = in_epochs(design, settings, next(forms, []))
                 parts[design] = _candidates(design, *settings, weight)
             except (ValueError, NotImplementedError) as error:
                 left_out.setdefault(str(error), []).append(design.name)
                 continue
             gains |= {design.name: gain} if gain else {}
-    sizes = [part["num_steps"].size for part in parts.values()]
-    if not sum(sizes):
+    candidates = [one for part in parts.values() for one in part]
+    if not candidates:
         reasons = "; ".join(f"{why}, {who}" for why, who in left_out.items())
         raise ValueError(
             f"no design of levels {population.level_names} is within epsilon="
             f"{request.epsilon:g} and the budget of episodes "
             f"({reasons or 'no finite noise'})"
         )
-    every = {
-        name: np.concatenate([part[name] for part in parts.values()])
-        for name in next(iter(parts.values()))
-    }
-    signal, total = every["signal_to_noise"], every["total_episodes"]
-    return Plan(
-        tuple(parts),
-        np.repeat(np.arange(len(parts)), sizes),
-        **every,
-        is_on_front=_front(np.stack([-signal, -every["num_steps"], total])),
-        recommended=recommended(every["effective_steps"], total),
-        left_out=left_out,
-        gains=gains,
-    )
+    costs = [(-c.signal_to_noise, -c.num_steps, c.total_episodes) for c in candidates]
+    front = _front(np.array(costs).T).tolist()
+    return Plan(candidates, front, recommended(candidates), left_out, gains)
 
 
 def _candidates(
     design: Design, episodes: np.ndarray, steps: np.ndarray, weight: float
-) -> Columns:
+) -> list[Candidate]:
     """The candidates among the settings of a design: those with a finite noise."""
     complete, most = design.complete(episodes)
     some = most * steps >= checks.LEAST_IN_RUN
@@ -355,15 +347,10 @@ def _candidates(
     is_one = design.clip_unit == STEP  # the step is one contribution
     what = (steps * complete, episodes) if is_one else (steps, complete)
     worth = effective_steps(*what, noise, design.request.learning, is_one=is_one)
-    return {
-        "episodes_per_step": episodes,
-        "complete_per_step": complete,
-        "num_steps": steps,
-        "noise_multiplier": noise,
-        "signal_to_noise": complete / noise,
-        "total_episodes": np.ceil(episodes * steps * weight),
-        "effective_steps": worth,
-    }
+    total = np.ceil(episodes * steps * weight)
+    columns = episodes, complete, steps, noise, complete / noise, total, worth
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [Candidate(design, *row) for row in rows]
 
 
 def budgeted(design: Design, weight: float) -> tuple[np.ndarray, np.ndarray]:
@@ -390,39 +377,40 @@ def budgeted(design: Design, weight: float) -> tuple[np.ndarray, np.ndarray]:
     return array[:, 0].astype(np.float64), array[:, 1]
 
 
-def recommended(worth: np.ndarray, total: np.ndarray) -> int:
-    """Returns the index of the candidate with the fewest episodes among the best."""
-    near = np.flatnonzero(worth >= _NEARLY_BEST * worth.max())
-    return int(near[np.lexsort((-worth[near], total[near]))[0]])
+def recommended(candidates: list[Candidate]) -> Candidate:
+    """Returns the candidate with the fewest episodes among the best."""
+    most = max(one.effective_steps for one in candidates)
+    near = [one for one in candidates if one.effective_steps >= _NEARLY_BEST * most]
+    return min(near, key=lambda one: (one.total_episodes, -one.effective_steps))
 
 
 def in_epochs(
     design: Design,
     settings: tuple[np.ndarray, np.ndarray],
-    poisson: tuple[Design, Columns] | None,
+    poisson: list[Candidate],
 ) -> tuple[tuple[np.ndarray, np.ndarray], str]:
     """Returns settings for random allocation, and what it gains over Poisson there.
 
     Candidates of the Poisson form of the design, if any, choose the settings.
     """
     episodes, steps = settings
-    if poisson is not None:
-        columns, number = poisson[1], len(np.unique(episodes))
-        every, worth = columns["episodes_per_step"], columns["effective_steps"]
-        chosen = recommended(worth, columns["total_episodes"])
-        order = np.append(chosen, np.argsort(-worth, kind="stable"))
-        _, first = np.unique(every[order], return_index=True)
-        best = order[np.sort(first)][:number]
-        episodes, steps = every[best], columns["num_steps"][best]
+    if poisson:
+        ranked = sorted(poisson, key=lambda one: -one.effective_steps)
+        best: dict[float, Candidate] = {}  # the best with each number of episodes
+        for one in (recommended(poisson), *ranked):
+            best.setdefault(one.episodes_per_step, one)
+        few = list(best.values())[: len(np.unique(episodes))]
+        episodes = np.array([one.episodes_per_step for one in few])
+        steps = np.array([one.num_steps for one in few])
     length = np.ceil(design.most_episodes / episodes)
     length, steps = (a[length > 1] for a in (length, steps))
     if not length.size:
         raise ValueError("every unit takes part in every step")
     episodes = design.most_episodes / length
-    if poisson is None:
+    if not poisson:
         return (episodes, steps), ""
     request, first = design.request, (episodes[:1], steps[:1])
-    noise = poisson[0].noise(*first)
+    noise = poisson[0].design.noise(*first)
     step = design.step(first[0], noise)
     spent = epsilon_of(
         step, num_steps=first[1], delta=request.delta, method=request.method
@@ -440,13 +428,11 @@ def in_epochs(
 def advice(plan: Plan) -> list[str]:
     """Returns a sentence on what to change if few contributions are complete."""
     best = plan.recommended
-    design = plan.designs[int(plan.design[best])]
-    episodes = float(plan.episodes_per_step[best])
-    drawn = 1.0 if design.clip_unit == STEP else episodes
-    share = float(plan.complete_per_step[best]) / drawn
+    drawn = 1.0 if best.design.clip_unit == STEP else best.episodes_per_step
+    share = best.complete_per_step / drawn
     if share >= checks.LEAST_SHARE:
         return []
-    better = design.better(episodes, share)
+    better = best.design.better(best.episodes_per_step, share)
     return [f"few of the recommended design's contributions are complete{better}"]
 
 
@@ -493,14 +479,11 @@ def training_config(
     None if the plan's file has no data or no table ``train``, and for episodes in
     blocks of people: a plan does not say what an episode draws within its block.
     """
-    train, request = description.train, description.request
-    index = plan.recommended
-    design = plan.designs[int(plan.design[index])]
+    train, request, best = description.train, description.request, plan.recommended
+    design, num_steps = best.design, best.num_steps
     if train is None or description.data is None or design.scheme == question.BLOCKS:
         return None
-    episodes = float(plan.episodes_per_step[index])
-    num_steps = int(plan.num_steps[index])
-    sampling = _table_of(design.sampling(episodes))
+    sampling = _table_of(design.sampling(best.episodes_per_step))
     config = config_around(description, num_steps, design.clip_unit, sampling)
     meant_for = request.learning.learning_rate_steps
     rate = question.learning_rate(train)
@@ -511,7 +494,7 @@ def training_config(
     if design.clip_unit == request.privacy_unit and "normalizer" not in config:
         # The number of protected units is private. The trainer needs a public
         # estimate, for which the planned mean serves.
-        config["normalizer"] = episodes
+        config["normalizer"] = best.episodes_per_step
     return config
 
 
@@ -542,19 +525,16 @@ def config_around(
 
 def write_table(path: Path, plan: Plan) -> None:
     """Writes all candidates as CSV, atomically."""
-    first, last = map(Plan._fields.index, ("episodes_per_step", "is_on_front"))
-    designs = [plan.designs[int(place)] for place in plan.design]
-    columns: dict[str, Any] = {
-        "design": [design.name for design in designs],
-        "clip_unit": [design.clip_unit for design in designs],
-        "examples": [design.examples for design in designs],
-    }
-    for name in Plan._fields[first : last + 1]:
-        columns[name] = getattr(plan, name).tolist()
-    columns["is_recommended"] = [i == plan.recommended for i in range(len(designs))]
-    rows = zip(*columns.values(), strict=True)
-    with writing(path, dict.fromkeys(columns, "string")) as write:
-        write([dict(zip(columns, row, strict=True)) for row in rows])
+    rows = []
+    for one, is_on_front in zip(plan.candidates, plan.is_on_front, strict=True):
+        design = one.design
+        row = {"design": design.name, "clip_unit": design.clip_unit}
+        row |= {"examples": design.examples}
+        row |= {name: getattr(one, name) for name in Candidate._fields[1:]}
+        row |= {"is_on_front": is_on_front, "is_recommended": one is plan.recommended}
+        rows.append(row)
+    with writing(path, dict.fromkeys(rows[0], "string")) as write:
+        write(rows)
 
 
 def with_bands(config: dict[str, Any], plan: Plan) -> tuple[dict[str, Any], str]:
@@ -562,13 +542,12 @@ def with_bands(config: dict[str, Any], plan: Plan) -> tuple[dict[str, Any], str]
     own = [key for key in ("noise", "adaptive") if key in config]
     if own:
         return config, f"correlated noise: not weighed, as the file has {own[0]!r}"
-    best = plan.recommended
-    design = plan.designs[int(plan.design[best])]
+    best, target = plan.recommended, plan.recommended.design.request
     table = choose_bands(
-        design.step(float(plan.episodes_per_step[best])),
-        epsilon=design.request.epsilon,
-        delta=design.request.delta,
-        num_steps=int(plan.num_steps[best]),
+        best.design.step(best.episodes_per_step),
+        epsilon=target.epsilon,
+        delta=target.delta,
+        num_steps=best.num_steps,
     )
     if len(table.bands) == 1:
         return config, (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxdp_episodic.accountant.describe.step import STEP
-from jaxdp_episodic.tools.plan.plan import Plan
+from jaxdp_episodic.tools.plan.plan import Candidate, Plan
 from jaxdp_episodic.tools.plan.question import SCHEMES
 from jaxdp_episodic.tools.plots import figures
 
@@ -20,8 +23,10 @@ def draw_plan(plan: Plan, path: Path, *, title: str, draws: bool) -> None:
     """Draws two Pareto fronts; a star marks the recommended design if ``draws``."""
     figure = figures.new_figure(10.4, 5.6)
     left, right = figure.subplots(1, 2)
-    sizes = sorted({design.examples for design in plan.designs})
-    for index, design in enumerate(plan.designs):
+    # The scales are logarithmic.
+    shown = [one for one in plan.candidates if one.effective_steps > 0]
+    sizes = sorted({one.design.examples for one in plan.candidates})
+    for design, group in itertools.groupby(shown, lambda one: one.design):
         whole, scheme = design.clip_unit == STEP, SCHEMES.index(design.scheme)
         style: dict[str, Any] = {
             "color": _COLORS[scheme],
@@ -32,21 +37,20 @@ def draw_plan(plan: Plan, path: Path, *, title: str, draws: bool) -> None:
             "lw": 1.6,
             "alpha": max(0.5 ** sizes.index(design.examples), 0.3),
         }
-        mine = (plan.design == index) & (plan.effective_steps > 0)
-        if not mine.any():  # the scale is logarithmic
-            continue
-        x, y = plan.num_steps[mine], plan.signal_to_noise[mine]
+        numbers = [one[1:] for one in group]
+        mine = dict(zip(Candidate._fields[1:], np.array(numbers).T, strict=True))
+        x, y = mine["num_steps"], mine["signal_to_noise"]
         front = figures.front_of(-x, -y)[::-1]
         left.loglog(x[front], y[front], label=design.name, **style)
-        x, y = plan.total_episodes[mine], plan.effective_steps[mine]
+        x, y = mine["total_episodes"], mine["effective_steps"]
         front = figures.front_of(x, -y)
         right.loglog(x[front], y[front], drawstyle="steps-post", **style)
     best = plan.recommended
     star: dict[str, Any] = figures.STAR | {"color": "#f0c000"}
     if draws:
-        x, y = plan.num_steps[best], plan.signal_to_noise[best]
+        x, y = best.num_steps, best.signal_to_noise
         left.plot(x, y, label="recommended", **star)
-        right.plot(plan.total_episodes[best], plan.effective_steps[best], **star)
+        right.plot(best.total_episodes, best.effective_steps, **star)
     ratio = "signal to noise of a step\n(clipped contributions / noise)"
     left.set(xlabel="steps of the run", ylabel=ratio)
     left.set_title("At equal privacy, within the budget", fontsize=11)
@@ -54,10 +58,10 @@ def draw_plan(plan: Plan, path: Path, *, title: str, draws: bool) -> None:
     right.set_title("What more computing buys", fontsize=11)
     figures.plain(left, right)
     # Leaves out designs that achieve next to nothing, which would stretch the axis.
-    top = plan.effective_steps.max()
-    bottom = max(top / 300, plan.effective_steps.min() / 1.3)
-    shown = plan.total_episodes[plan.effective_steps >= bottom]
-    right.set(xlim=(shown.min() / 1.4, shown.max() * 1.4), ylim=(bottom, top * 1.6))
+    worth = [one.effective_steps for one in plan.candidates]
+    bottom = max(max(worth) / 300, min(worth) / 1.3)
+    wide = [one.total_episodes for one in shown if one.effective_steps >= bottom]
+    right.set(xlim=(min(wide) / 1.4, max(wide) * 1.4), ylim=(bottom, max(worth) * 1.6))
     for axis in (left.xaxis, left.yaxis, right.xaxis, right.yaxis):
         figures.plain_ticks(axis, *axis.get_view_interval())
     figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)

@@ -12,6 +12,7 @@ from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli import plan as plan_command
 from jaxdp_episodic.tools.cli.plan import relocated
 from jaxdp_episodic.tools.plan.plan import (
+    Candidate,
     advice,
     effective_steps,
     in_epochs,
@@ -51,50 +52,54 @@ def pool_plan():
     return request, make_plan(request, CLASSES)
 
 
-def spent(plan, place, *, scale=1.0, design=None, **changes):
-    """Epsilon of a candidate, with its noise scaled or another design."""
-    design = design or plan.designs[plan.design[place]]
+def column(plan, name):
+    """The numbers of all candidates."""
+    return np.array([getattr(one, name) for one in plan.candidates])
+
+
+def spent(one, *, scale=1.0, **changes):
+    """Epsilon of a candidate, with its noise scaled."""
     step = jde.GaussianStep(
-        design.sampling(plan.episodes_per_step[place]),
-        noise_multiplier=scale * plan.noise_multiplier[place],
-        **{"clip_unit": design.clip_unit} | changes,
+        one.design.sampling(one.episodes_per_step),
+        noise_multiplier=scale * one.noise_multiplier,
+        **{"clip_unit": one.design.clip_unit} | changes,
     )
-    steps = int(plan.num_steps[place])
-    return float(jde.epsilon(step, num_steps=steps, delta=1e-5, method="rdp"))
+    return float(jde.epsilon(step, num_steps=one.num_steps, delta=1e-5, method="rdp"))
 
 
 def test_every_candidate_keeps_to_privacy_and_budget(pool_plan):
     compute, plan = pool_plan[0].compute, pool_plan[1]
     assert plan.left_out == {}
-    assert {design.scheme for design in plan.designs} == {"poisson"}
-    assert {design.is_multistage for design in plan.designs} == {True, False}
-    assert np.all(plan.total_episodes <= compute.total_episodes)
-    assert np.all(plan.episodes_per_step <= compute.episodes_per_step)
-    assert np.all((plan.num_steps >= 20) & (plan.num_steps <= 60))
+    assert {one.design.scheme for one in plan.candidates} == {"poisson"}
+    assert {one.design.is_multistage for one in plan.candidates} == {True, False}
+    assert np.all(column(plan, "total_episodes") <= compute.total_episodes)
+    assert np.all(column(plan, "episodes_per_step") <= compute.episodes_per_step)
+    assert {20, 60} <= {*column(plan, "num_steps")} <= {*range(20, 61)}
     rng = np.random.default_rng(0)
-    for place in rng.choice(plan.design.size, 6, replace=False):
-        assert spent(plan, place) <= 4.0 < spent(plan, place, scale=0.999)
-        noise = plan.noise_multiplier[place]
-        expected = plan.episodes_per_step[place] / noise
-        assert plan.signal_to_noise[place] == pytest.approx(expected)
+    for place in rng.choice(len(plan.candidates), 6, replace=False):
+        one = plan.candidates[place]
+        assert spent(one) <= 4.0 < spent(one, scale=0.999)
+        expected = one.episodes_per_step / one.noise_multiplier
+        assert one.signal_to_noise == pytest.approx(expected)
 
 
 def test_the_recommendation_is_the_cheapest_of_the_nearly_best(pool_plan):
     _, plan = pool_plan
-    best, worth = plan.recommended, plan.effective_steps
-    assert worth[best] >= 0.98 * worth.max()
+    best, worth = plan.recommended, column(plan, "effective_steps")
     near = worth >= 0.98 * worth.max()
-    assert plan.total_episodes[best] == plan.total_episodes[near].min()
-    assert plan.designs[plan.design[best]].is_multistage
-    for place in range(len(plan.designs)):
-        assert plan.design[plan.best_of(place)] == place
+    assert best.effective_steps >= 0.98 * worth.max()
+    assert best.total_episodes == column(plan, "total_episodes")[near].min()
+    assert best.design.is_multistage and best in plan.best
+    designs = dict.fromkeys(one.design for one in plan.candidates)
+    assert [one.design for one in plan.best] == [*designs]
 
 
 def test_the_front_has_every_undominated_candidate(pool_plan):
     _, plan = pool_plan
-    rows = (-plan.signal_to_noise, -plan.num_steps, plan.total_episodes)
-    costs = np.unique(np.stack(rows), axis=1)  # equal points are listed once
-    front = {tuple(c) for c in np.stack(rows)[:, plan.is_on_front].T}
+    names = ("signal_to_noise", "num_steps", "total_episodes")
+    rows = np.array([[-1.0], [-1.0], [1.0]]) * [column(plan, name) for name in names]
+    costs = np.unique(rows, axis=1)  # equal points are listed once
+    front = {tuple(c) for c in rows[:, plan.is_on_front].T}
     for point in costs.T:
         no_worse = np.all(costs <= point[:, None], axis=0)
         is_beaten = np.any(no_worse & np.any(costs < point[:, None], axis=0))
@@ -124,21 +129,22 @@ def test_epochs_are_compared_at_the_best_poisson_setting(number, is_cheaper):
     designs = possible_designs(request, tree)
     poisson, whole, epochs, *_ = designs
     assert poisson.is_poisson_form_of(epochs) and not whole.is_poisson_form_of(epochs)
-    names = ("episodes_per_step", "num_steps", "total_episodes", "effective_steps")
-    one = dict(zip(names, np.array([[number], [60], [60], [1]]), strict=True))
+    one = Candidate(
+        poisson, number, number, 60, 1.0, 1.0, total_episodes=60, effective_steps=1
+    )
     asked = np.array([2.0]), np.array([30])
     if not is_cheaper:
         with pytest.raises(ValueError, match="every unit takes part in every step"):
-            in_epochs(epochs, asked, (poisson, one))
+            in_epochs(epochs, asked, [one])
         return
-    (episodes, steps), gain = in_epochs(epochs, asked, (poisson, one))
+    (episodes, steps), gain = in_epochs(epochs, asked, [one])
     assert (episodes.tolist(), steps.tolist()) == ([1.0], [60])
     assert gain.startswith("at 1 episodes, 60 steps and noise ")
     assert float(gain.split(",")[-2].split()[-1]) < 3.9 and gain.endswith(
         "Poisson sampling 4"
     )
     # Without a Poisson candidate the settings are unchanged.
-    (episodes, steps), gain = in_epochs(epochs, asked, None)
+    (episodes, steps), gain = in_epochs(epochs, asked, [])
     assert (episodes.tolist(), steps.tolist(), gain) == ([2.0], [30], "")
 
 
@@ -147,9 +153,9 @@ def test_all_schemes_side_by_side():
     plan = make_plan(PlanRequest(episode=EpisodeShape(**POOL), **SMALL), CLASSES)
     # An example drawn into episodes costs more in epochs, and the plan says how much.
     assert list(plan.left_out.values()) == [["grouped classes, epochs"]]
-    schemes = {design.scheme for design in plan.designs}
+    schemes = {one.design.scheme for one in plan.candidates}
     assert schemes == {"poisson", "epochs", "without replacement", "independent"}
-    assert plan.designs[plan.design[plan.recommended]].scheme == "poisson"
+    assert plan.recommended.design.scheme == "poisson"
 
 
 @pytest.mark.slow
@@ -177,8 +183,8 @@ def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_
     assert (tmp_path / "out" / "plan.png").stat().st_size > 10_000
     # Any other candidate can be written as well.
     description = read_plan(path)
-    for place in (0, plan.design.size - 1):
-        table = training_config(plan._replace(recommended=place), description)
+    for one in (plan.candidates[0], plan.candidates[-1]):
+        table = training_config(plan._replace(recommended=one), description)
         text = to_toml(table)
         TrainingConfig.from_dict({"type": "TrainingConfig", **tomllib.loads(text)})
 
@@ -197,7 +203,7 @@ def test_bounds_of_people_are_in_the_config(tmp_path, pool_plan):
 def test_the_learning_rate_scales_with_the_number_of_steps(tmp_path, pool_plan):
     """Four times the steps, half the learning rate; nothing else changes."""
     _, plan = pool_plan
-    steps = int(plan.num_steps[plan.recommended])
+    steps = plan.recommended.num_steps
     optimizer = '[train.optimizer]\nkind = "adam"\nlearning_rate = 8e-3\n'
     path = tmp_path / "plan.toml"
     path.write_text(PLAN + optimizer)
@@ -264,17 +270,20 @@ def unequal(relation, slots, size=2):
 @pytest.mark.slow
 def test_signal_is_that_of_complete_episodes():
     plan = make_plan(unequal("zero_out", 30), UNEQUAL)
-    share = plan.complete_per_step / plan.episodes_per_step
+    complete = column(plan, "complete_per_step")
+    share = complete / column(plan, "episodes_per_step")
     assert 0.003 < share[0] < 0.05
     np.testing.assert_allclose(share, share[0])
-    signal = plan.complete_per_step / plan.noise_multiplier
-    np.testing.assert_allclose(plan.signal_to_noise, signal)
+    signal = complete / column(plan, "noise_multiplier")
+    np.testing.assert_allclose(column(plan, "signal_to_noise"), signal)
     with pytest.raises(ValueError, match="fewer than one. .* it would be 1 under"):
         make_plan(unequal("zero_out", 30, size=8), UNEQUAL)
     (said,) = advice(plan)
     assert 'it would be 1 under neighboring_relation = "add_remove"' in said
     whole = make_plan(unequal("add_remove", 3), UNEQUAL)
-    np.testing.assert_array_equal(whole.complete_per_step, whole.episodes_per_step)
+    assert all(
+        one.complete_per_step == one.episodes_per_step for one in whole.candidates
+    )
     assert advice(whole) == []
 
 
@@ -298,13 +307,13 @@ def test_blocks_are_recommended_where_people_are_in_many_classes():
     )
     plan = make_plan(request, CLASSES)
     assert plan.left_out == {}
-    best = plan.designs[int(plan.design[plan.recommended])]
+    best = plan.recommended.design
     assert best.name == "blocks of 2 people" and best.most_episodes == 10
     # Two of 20 people have, on average, the 2 drawings of a class that are drawn.
-    design = best.sampling(plan.episodes_per_step[plan.recommended])
+    design = best.sampling(plan.recommended.episodes_per_step)
     assert (design.num_people, design.people_per_block) == (20, 2)
     relation = {"clip_unit": None, "neighboring_relation": "zero_out"}
-    assert 3.9 < spent(plan, plan.recommended, **relation) <= 4.0
+    assert 3.9 < spent(plan.recommended, **relation) <= 4.0
 
 
 def test_people_without_bounds_get_blocks_only():
@@ -314,7 +323,7 @@ def test_people_without_bounds_get_blocks_only():
         episode=shape, schemes=("poisson", "blocks"), **people, **SMALL
     )
     plan = make_plan(request, CLASSES)
-    assert {design.scheme for design in plan.designs} == {"blocks"}
+    assert {one.design.scheme for one in plan.candidates} == {"blocks"}
     assert all("PersonBounds" in why for why in plan.left_out)
 
 

@@ -1,6 +1,6 @@
 """Data: tables of examples, the units that contain them, and their loaders.
 
-Doors: `folders`, `sources`, `stored`, `stored_features`, `table`.
+Doors: `folders`, `sources`, `stored`, `table`.
 """
 
 from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds

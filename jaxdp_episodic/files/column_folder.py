@@ -84,15 +84,12 @@ class StoredColumn:
             values[order] = values.copy()
         return values
 
-    def whole(self) -> np.ndarray:
-        """Returns all of a small column."""
-        return self.read(np.arange(self.shape[0]))
-
 
 class StoredSplit(NamedTuple):
-    """The columns of one split, checked against the manifest."""
+    """One split, checked against the manifest."""
 
-    columns: Mapping[str, StoredColumn]  # by name
+    features: StoredColumn
+    columns: Mapping[str, np.ndarray]  # the others, by name
     level_names: tuple[str, ...]  # of the tree, top to bottom
     encoding: str | None  # what the features' numbers encode; None: nothing
     made_from: Any  # argument of `write_manifest`
@@ -118,9 +115,11 @@ def open_split(folder: Path, split: str | None = None) -> StoredSplit:
         )
     name = splits[0] if split is None else split
     columns, found = _all_columns(folder, manifest)[name], manifest["splits"][name]
-    compare_sums(column for name, column in columns.items() if name != "features")
+    features = columns.pop("features")
+    compare_sums(columns.values())
+    others = {name: np.load(one.path) for name, one in columns.items()}
     levels, made_from = tuple(found["levels"]), manifest.get("made_from")
-    return StoredSplit(columns, levels, found["encoding"], made_from)
+    return StoredSplit(features, others, levels, found["encoding"], made_from)
 
 
 def check_sums(folder: Path, on_progress: OnProgress = lambda done, total: None) -> int:

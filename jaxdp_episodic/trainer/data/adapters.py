@@ -9,8 +9,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners
-from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, UNIT
-from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.data.table import CODE_VALUES, UNIT, ExampleTable
 from jaxdp_episodic.trainer.data.user_files import as_images
 
 # Weights of red, green and blue in grey, in units of 2^-16 (ITU-R BT.601, as Pillow).

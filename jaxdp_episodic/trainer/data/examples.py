@@ -14,8 +14,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.trainer.data import folders, user_files
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES
 from jaxdp_episodic.trainer.data.stored import Records
-from jaxdp_episodic.trainer.data.stored_features import INVERTED, UNIT
-from jaxdp_episodic.trainer.data.table import numbered
+from jaxdp_episodic.trainer.data.table import INVERTED, UNIT, numbered
 
 _TABLES = (".csv", ".parquet")
 

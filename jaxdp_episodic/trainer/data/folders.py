@@ -22,8 +22,7 @@ from jaxdp_episodic.trainer.data.fields import is_unicode
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, owner_of_name
 from jaxdp_episodic.trainer.data.splits import SPLITS, TEST, TRAIN, VALIDATION
 from jaxdp_episodic.trainer.data.stored import Records
-from jaxdp_episodic.trainer.data.stored_features import INVERTED, UNIT
-from jaxdp_episodic.trainer.data.table import ExampleTable, numbered
+from jaxdp_episodic.trainer.data.table import INVERTED, UNIT, ExampleTable, numbered
 
 # Of one image before it is resized: 200 MB decoded; a transparent image briefly takes
 # 500 MB more.

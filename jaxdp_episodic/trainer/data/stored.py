@@ -20,8 +20,7 @@ from jaxdp_episodic.files import column_folder
 from jaxdp_episodic.files.atomic import LOCK, locked, sync_folder, sync_tree
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.splits import TRAIN, ClassSplit
-from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, StoredFeatures
-from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.data.table import CODE_VALUES, ExampleTable, StoredFeatures
 
 Part = tuple[np.ndarray, np.ndarray]  # row indices in a table, and their values
 
@@ -117,9 +116,8 @@ def load_stored(path: str | os.PathLike[str], split: str = TRAIN) -> ExampleTabl
     """
     folder = Path(path)
     found = column_folder.open_split(folder, split)
-    features = StoredFeatures(found.columns["features"], found.encoding)
-    small = {n: c.whole() for n, c in found.columns.items() if n != "features"}
-    owners = None
+    features = StoredFeatures(found.features, found.encoding)
+    small, owners = found.columns, None
     if ("owners" in small) != ("people" in small):
         raise ValueError(f"{folder} must have both owners and people, has only one")
     if "owners" in small:

@@ -22,8 +22,7 @@ from jaxdp_episodic.files.table_file import csv_lines, read_csv_columns
 from jaxdp_episodic.trainer.data.folders import decoded_parts
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, id_array
 from jaxdp_episodic.trainer.data.stored import Records, only
-from jaxdp_episodic.trainer.data.stored_features import UNIT
-from jaxdp_episodic.trainer.data.table import ExampleTable, kept_numbers, numbered
+from jaxdp_episodic.trainer.data.table import UNIT, ExampleTable, kept_numbers, numbered
 
 _BATCH_IMAGES = 256  # most images read at a time
 _IMAGES = "images"  # array of an npz file

@@ -19,8 +19,7 @@ import numpy as np
 from jax import Array
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, StoredFeatures
-from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.data.table import CODE_VALUES, ExampleTable, StoredFeatures
 from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 
 T = TypeVar("T")

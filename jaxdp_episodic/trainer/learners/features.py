@@ -43,8 +43,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
 )
 from jaxdp_episodic.trainer.data.scales import scaled
 from jaxdp_episodic.trainer.data.splits import TRAIN
-from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
-from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.data.table import ExampleTable, StoredFeatures
 
 _VERSION = 1  # version of the settings that a cache is compared by
 _BATCH = 500  # most rows per call
@@ -281,7 +280,7 @@ def _opened(
     found = column_folder.open_split(folder)
     if found.made_from != made_from:
         raise ValueError("it was made from other data or settings")
-    column = found.columns["features"]
+    column = found.features
     if column.shape[0] != data.num_examples:
         raise ValueError(f"it has {column.shape[0]} rows")
     features = StoredFeatures(column)

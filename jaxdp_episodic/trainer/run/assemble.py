@@ -46,8 +46,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.sources import Omniglot
 from jaxdp_episodic.trainer.data.splits import TRAIN
-from jaxdp_episodic.trainer.data.stored_features import INVERTED
-from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.data.table import INVERTED, ExampleTable
 from jaxdp_episodic.trainer.learners import learners, models
 from jaxdp_episodic.trainer.learners.adapted import adapted, begin_with, parameters_file
 from jaxdp_episodic.trainer.learners.episode import code_of

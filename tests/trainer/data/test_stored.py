@@ -18,7 +18,7 @@ from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.data.folders import load_class_folders, load_omniglot
 from jaxdp_episodic.trainer.data.splits import rows_held_out
 from jaxdp_episodic.trainer.data.stored import load_stored, store
-from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, StoredFeatures
+from jaxdp_episodic.trainer.data.table import CODE_VALUES, StoredFeatures
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table, npz_records
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.learners.features import FixedFeatures

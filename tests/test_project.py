@@ -318,12 +318,12 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 63_255,
+    "jaxdp_episodic": 63_198,
     "jaxdp_episodic/accountant/describe": 3_960,
     "jaxdp_episodic/accountant/losses": 5_280,
     "jaxdp_episodic/accountant/methods": 5_974,
     "jaxdp_episodic/accountant/numerics": 3_205,
-    "jaxdp_episodic/accountant/questions": 6_212,
+    "jaxdp_episodic/accountant/questions": 6_155,
     "jaxdp_episodic/accountant/bounds": 1_921,
     "jaxdp_episodic/accountant/interop": 1_736,
     "jaxdp_episodic/accountant/report": 2_060,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_332,
     "jaxdp_episodic/files": 1_431,
     "experiments": 7_103,
-    "tests": 48_350,
+    "tests": 48_344,
 }
 
 

@@ -21,7 +21,6 @@ from jaxdp_episodic.accountant.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep
-from jaxdp_episodic.accountant.methods.rdp import bounding_few
 from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import check_method, public_function
@@ -38,12 +37,11 @@ _NEAREST = 5e-4
 # Smallest and largest noise multiplier of the search.
 _LEAST_NOISE = 1e-9
 MOST_NOISE = 1e18
-# Target epsilon, in nats, above which the Rényi bound is used if other methods are
-# slow: below it a certified end with little noise takes a few tenths of a second.
-_LARGE = 50.0
-# Shift, in standard deviations of the noise, above which several steps are slow: the
-# contour of a Poisson step fails from 13.
-_FURTHEST = 9.5
+# Target epsilon, in nats, above which the Rényi bound replaces certified ends: with so
+# little noise one takes up to 20 s.
+_LARGE = 500.0
+# The methods above it.
+_QUICK = {"exact": CONTOUR, "pld": "rdp", "rdp": "rdp"}
 # Relative rounding error of the Rényi bound at orders near 1, per nat of the target: a
 # search cannot be more precise (from 1e12 nats it took 10, then 33 and 56 calls).
 _ROUNDING_OF_ORDERS = 0.1 * 2.0**-52
@@ -57,8 +55,6 @@ _checked_tolerance = _validation.reals(
     f"lie in [{_TOLERANCE:g}, {COARSEST:g}]",
     lambda a: (a >= _TOLERANCE) & (a <= COARSEST),
 )
-# Number of Rényi bounds that replace others below which nothing is compiled for them.
-_FEW_BOUNDS = 1024
 # Approximate number of evaluations of a setting.
 _EVALUATIONS = 10
 # Noise multiplier below which a warning says that there is hardly any protection: the
@@ -97,42 +93,27 @@ class Targets:
         self.runs = runs_of(step, targets["num_steps"])
         for run in self.runs:
             run.refuse(method)
-        # Whether the contour alone is asked, and where it had no answer.
-        self.by_contour = False
-        self.had_bound = np.zeros(self.size, bool)
 
     def smallest_noise(self, tolerance: float) -> np.ndarray:
         """Returns (n,) smallest noise within the target; inf where none is."""
-        everywhere, inverse = np.arange(self.size), self.initial_inverse_noise()
-        # Certified ends take long, and only they may find a smaller noise than a bound.
-        self.by_contour = self.method != "rdp"
-        inverse = self._largest_inverse(everywhere, inverse, tolerance)
-        self.by_contour = False
-        left = self.had_bound & (self.epsilon <= _LARGE) | (self.method == "pld")
-        left = np.flatnonzero(left)
-        inverse[left] = self._largest_inverse(left, inverse[left], tolerance)
-        with np.errstate(divide="ignore"):
-            return 1 / inverse
-
-    def _largest_inverse(
-        self, index: np.ndarray, start: np.ndarray, tolerance: float
-    ) -> np.ndarray:
-        """(n,) inverse noise of some elements, as all evaluations are made now."""
         step: Any = self.step
         by_noise = self.excess_by(
             lambda noise: dataclasses.replace(step, noise_multiplier=noise)
         )
 
         def excess(inverse: np.ndarray, active: np.ndarray) -> np.ndarray:
-            return by_noise(1 / inverse, index[active])
+            return by_noise(1 / inverse, active)
 
         # Rounding at large targets may exceed the tolerance.
-        rounded = np.minimum(_ROUNDING_OF_ORDERS * self.epsilon[index], COARSEST)
+        rounded = np.minimum(_ROUNDING_OF_ORDERS * self.epsilon, COARSEST)
         ends = 1 / MOST_NOISE, 1 / _LEAST_NOISE
+        start = self.initial_inverse_noise()
         low, high, ends = bracket(excess, start, *ends, _OF_NOISE)
-        return largest_within(
-            excess, low, high, tolerance=np.maximum(tolerance, rounded), ends=ends
-        )
+        tolerances = np.maximum(tolerance, rounded)
+        with np.errstate(divide="ignore"):
+            return 1 / largest_within(
+                excess, low, high, tolerance=tolerances, ends=ends
+            )
 
     def excess_by(
         self, changed: Callable[[np.ndarray], OneStep], initial: float = 1.0
@@ -157,47 +138,22 @@ class Targets:
         steps = self.num_steps.copy()
         steps[active] = self.num_steps[active] if num_steps is None else num_steps
         runs = runs_of(step or self.step, steps.reshape(self.shape))
-        runs = [self._taken(run, active).in_reach() for run in runs]
-        # Compiled kernels find an initial value faster than with a second contour.
-        compiled = all(loss.compiles for run in runs for loss in run.losses)
-        guess = None if compiled else self.epsilon[active]
-        question = EpsilonAt(np.log(self.delta[active]), guess)
-        value = self._epsilon(question, runs, active)
+        value, large = np.empty(active.size), self.epsilon[active] > _LARGE
+        for method, where in ((self.method, ~large), (_QUICK[self.method], large)):
+            if not np.any(where):
+                continue
+            some = active[where]
+            # Compiled kernels find an initial value faster than with a second contour.
+            compiled = all(loss.compiles for run in runs for loss in run.losses)
+            guess = None if compiled else self.epsilon[some]
+            question = EpsilonAt(np.log(self.delta[some]), guess)
+            found = answer(question, [self._taken(run, some) for run in runs], method)
+            # The estimate of its error is added; that of a bound is not known.
+            is_bound = found.is_certified | (method == "rdp")
+            value[where] = found.value + np.where(is_bound, 0.0, found.error)
         with np.errstate(divide="ignore", over="ignore"):
             share = value / self.epsilon[active]
             return np.log(np.where(share < _NONE, 0.0, share))
-
-    def _epsilon(
-        self, question: EpsilonAt, runs: list[Run], active: np.ndarray
-    ) -> np.ndarray:
-        """Epsilon plus its error; at large targets a quick upper bound."""
-        large = (self.epsilon[active] > _LARGE) & (self.method != "rdp")
-        by_renyi = large & np.any([_has_little_noise(run) for run in runs], axis=0)
-        # Failing takes the contour long, and certified ends follow where it did once.
-        by_renyi |= self.by_contour & self.had_bound[active] & ~large
-        quick = ~by_renyi & (self.by_contour | (large & (self.method == "exact")))
-        value = np.empty(active.size)
-        for method, where in (
-            ("rdp", by_renyi),
-            (CONTOUR, quick),
-            (self.method, ~by_renyi & ~quick),
-        ):
-            chosen = np.flatnonzero(where)
-            if not chosen.size:
-                continue
-            parts = [
-                run.map(lambda f, chosen=chosen: f if len(f) == 1 else f[chosen])
-                for run in runs
-            ]
-            helps = method == "rdp" != self.method  # nothing is compiled for a few
-            with bounding_few(chosen.size, _FEW_BOUNDS if helps else 0):
-                found = answer(question.take(chosen), parts, method)
-            value[chosen] = found.value
-            if method in ("exact", CONTOUR):  # the estimate of its error is added
-                value[chosen] += np.where(found.is_certified, 0.0, found.error)
-                by_bound = found.is_certified & np.isposinf(found.error)
-                self.had_bound[active[chosen]] |= by_bound
-        return value
 
     def initial_inverse_noise(self) -> np.ndarray:
         """*Estimates* the inverse noise of the targets, from which a search starts."""
@@ -241,18 +197,6 @@ def _shift_of(epsilon: np.ndarray, twice_nats: np.ndarray) -> np.ndarray:
     """*Estimates* the shift of a Gaussian mechanism with that epsilon."""
     # From epsilon = mu²/2 + mu sqrt(2 l), l the negative logarithm of delta.
     return 2 * epsilon / (np.sqrt(twice_nats + 2 * epsilon) + np.sqrt(twice_nats))
-
-
-def _has_little_noise(run: Run) -> np.ndarray:
-    """Where several steps have too little noise for the contour, which they need."""
-    little = np.zeros(run.shape, bool)
-    for loss, count in run.uses:
-        taken = (count > 0) & ~loss.loses_nothing
-        taken &= run.num_steps > 1
-        little |= taken & (loss.hints().furthest > _FURTHEST)
-    if np.any(little):
-        little &= ~(run.gaussian_shift() > 0)
-    return np.asarray(little.any(axis=-1))
 
 
 def bracket(
@@ -310,10 +254,10 @@ def calibrate_noise_multiplier(
       float64 of the broadcast shape: a noise multiplier that was checked to meet the
       target, within ``tolerance`` of the smallest one. 0 if nothing is sampled or
       ``num_steps`` is 0; ``inf`` if a noise multiplier of 1e18 is not enough. The noise
-      is larger in two cases. At target epsilons above 50 with so little noise that
-      "exact" and "pld" take seconds, the Rényi bound is used: up to a half larger. If
-      2e-17 times the target exceeds the tolerance: by that much, at most 0.1. A warning
-      is issued if the noise is below 1e-3.
+      is larger in two cases. At target epsilons above 500 the Rényi bound replaces
+      certified bounds: up to a half larger. If 2e-17 times the target exceeds the
+      tolerance: by that much, at most 0.1. A warning is issued if the noise is below
+      1e-3.
     """
     check_method(method)
     _check_is(step, GaussianStep, LaplaceRelease)
@@ -357,8 +301,8 @@ def calibrate_num_steps(
 
     Returns:
       int64 of the broadcast shape; 0 if one step exceeds the target, 2**53 if that many
-      steps are within it. At target epsilons above 50 with little noise it is the
-      number by the Rényi bound, see `calibrate_noise_multiplier`.
+      steps are within it. At target epsilons above 500 it may be the number by the
+      Rényi bound, see `calibrate_noise_multiplier`.
     """
     check_method(method)
     _check_is(step, GaussianStep, *RELEASES)
@@ -403,9 +347,8 @@ def calibrate_rate(
       sizes, at most the population; 0 if even the smallest size (one, or as many
       classes as an episode needs) exceeds the target. For epoch schemes, int64
       steps_per_epoch that meet the target while one step less does not (usually the
-      shortest such length); 0 if none up to 2**30 does. At target epsilons above 50
-      with little noise it is the rate by the Rényi bound, see
-      `calibrate_noise_multiplier`.
+      shortest such length); 0 if none up to 2**30 does. At target epsilons above 500
+      it may be the rate by the Rényi bound, see `calibrate_noise_multiplier`.
 
     Raises:
       ValueError: an unknown level, or one without a scheme.

@@ -211,7 +211,6 @@ def log_delta_at(epsilon: Array, t: Array, value: Array) -> Array:
 def best_epsilon(
     log_delta: Array,
     groups: tuple[Group, ...],
-    near: Array | None = None,
     *,
     loose: bool = False,
     on_lattice: bool = False,
@@ -228,7 +227,7 @@ def best_epsilon(
         return xp.log(spent) - xp.log(-log_delta), slope
 
     problem = log_delta, groups, epsilon_at, residual
-    t, value = _search(*problem, -log_delta, -log_delta, block, on_lattice, near, loose)
+    t, value = _search(*problem, -log_delta, -log_delta, block, on_lattice, loose)
     return xp.maximum(epsilon_at(log_delta, t, value), 0.0), 1 + t
 
 
@@ -252,7 +251,7 @@ def best_log_delta(
         return xp.log(first) - xp.log(paid), slope
 
     problem = epsilon, groups, log_delta_at, residual
-    t, value = _search(*problem, _LOG_T_RANGE[1], 10.0, block, on_lattice, loose=loose)
+    t, value = _search(*problem, _LOG_T_RANGE[1], 10.0, block, on_lattice, loose)
     return xp.minimum(log_delta_at(epsilon, t, value), 0.0), 1 + t
 
 
@@ -265,8 +264,7 @@ def _search(
     budget: Array | float,
     block: int,
     on_lattice: bool,
-    near: Array | None = None,
-    loose: bool = False,
+    loose: bool,
 ) -> tuple[Array, Array]:
     """Returns the t that minimises the objective, and `log_moment` there."""
     # Newton's method in log t for the objective's derivative, which increases, within a
@@ -282,10 +280,6 @@ def _search(
         end = _log_lattice_end(groups)
         high = xp.minimum(high, end)
     log_t = xp.clip(first_order(groups, budget), low, high)
-    if near is not None:
-        known = near > 1
-        log_t = np.where(known, np.log(np.where(known, near, 2.0) - 1), log_t)
-        log_t = np.clip(log_t, low, high)
 
     def improve(
         given: tuple[Array, tuple[Group, ...], Array], state: _Search
@@ -469,14 +463,14 @@ def rdp_answer(question: Question, run: Run) -> Answer:
 
 
 def rdp_bound(
-    question: Question, run: Run, *, near: np.ndarray | None = None, loose: bool = False
+    question: Question, run: Run, *, loose: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bound and its order, at every setting and path."""
     # A loose bound ends the search for the order sooner: half of 200 random settings
     # were less than 1e-10 above the other, 99 % less than 4e-4, the worst 1e-2.
     kernel = _best_epsilon if isinstance(question, EpsilonAt) else _best_log_delta
     ends = question.nothing, question.everything
-    value, order = _evaluate(kernel, question.target, run, ends, near, loose=loose)
+    value, order = _evaluate(kernel, question.target, run, ends, loose=loose)
     return at_most_total_variation(question, run, value), order
 
 
@@ -508,7 +502,6 @@ def _evaluate(
     target: np.ndarray,
     run: Run,
     ends: tuple[float, float],
-    near: np.ndarray | None = None,
     **static: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Evaluates a kernel at every setting; ``ends`` are the trivial answers."""
@@ -525,8 +518,6 @@ def _evaluate(
     size = flat_target.size
     groups = map_arrays(lambda a: np.broadcast_to(a, (len(a), size)), whole.groups())
     arrays: tuple[Any, ...] = (flat_target, groups)
-    if near is not None:
-        arrays += (np.broadcast_to(near, shape).reshape(-1),)
     forward = static.get("direction", LARGER) != "backward"
     if forward and all(g.loss.has_lattice for g in groups):
         value, order = _by_chunks(kernel, arrays, on_lattice=True, **static)
@@ -556,8 +547,7 @@ def _by_chunks(
 
     def chunk(*part: Any) -> tuple[np.ndarray, np.ndarray]:
         options, block = dict(static), part[0].shape[-1]
-        if engine_name() == "jax":  # not compiled for ``near`` and ``loose``
-            part = part[:2]
+        if engine_name() == "jax":  # not compiled for ``loose``
             options.pop("loose", None)
             block = min(block, _CPU_BLOCK) if on_cpu() else block
         return kernel(*part, on_lattice=on_lattice, block=block, **options)

@@ -46,19 +46,14 @@ class _TargetQuestion:
     """Base of `EpsilonAt` and `DeltaAt`; (n,) targets."""
 
     target: np.ndarray
-    guess: np.ndarray | None = None  # of an epsilon: where searches start
 
     def at(self, target: np.ndarray) -> Self:
-        """Returns the question with another target, and the guess if its size fits."""
-        guess = self.guess
-        if guess is not None:
-            guess = guess.reshape(target.shape) if guess.size == target.size else None
-        return type(self)(target, guess)
+        """Returns the question with another target."""
+        return type(self)(target)
 
     def take(self, index: np.ndarray) -> Self:
         """Returns the question of some settings."""
-        guess = None if self.guess is None else self.guess[index]
-        return type(self)(self.target[index], guess)
+        return type(self)(self.target[index])
 
 
 @dataclass(frozen=True)

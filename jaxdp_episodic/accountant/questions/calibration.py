@@ -143,10 +143,7 @@ class Targets:
             if not np.any(where):
                 continue
             some = active[where]
-            # Compiled kernels find an initial value faster than with a second contour.
-            compiled = all(loss.compiles for run in runs for loss in run.losses)
-            guess = None if compiled else self.epsilon[some]
-            question = EpsilonAt(np.log(self.delta[some]), guess)
+            question = EpsilonAt(np.log(self.delta[some]))
             found = answer(question, [self._taken(run, some) for run in runs], method)
             # The estimate of its error is added; that of a bound is not known.
             is_bound = found.is_certified | (method == "rdp")

@@ -25,7 +25,6 @@ from jaxdp_episodic.accountant.methods.exact.solver import (
     ORDER_FACTORS,
     TOLERANCE,
     ContourSolver,
-    order_near,
 )
 from jaxdp_episodic.accountant.methods.run import Answer, Question, Run
 from jaxdp_episodic.accountant.numerics.loops import map_arrays
@@ -123,26 +122,22 @@ def _of_gaussians(question: Question, run: Run) -> Answer:
 
 def _of_many_steps(question: Question, run: Run) -> Answer:
     """Answers by the contour integral, in both directions if they differ."""
-    guess = question.guess  # of an epsilon
-    unbounded = question.is_epsilon and guess is None
-    if unbounded:  # before the first pass
+    if question.is_epsilon:  # before the first pass
         bound, order = np.full((2, question.target.size), np.inf)
         bound = rdp.at_most_total_variation(question, run, bound)
     else:
-        near = None if guess is None else order_near(question.target, guess)
         with rdp.bounding_few(question.target.size):
-            bound, order = rdp.rdp_bound(question, run, near=near, loose=True)
+            bound, order = rdp.rdp_bound(question, run, loose=True)
     goal = question.target if question.is_epsilon else bound - LOG_BOUND_OVER_DELTA
     cut, log_added, too_many = _truncated(goal, run)
     # Densities must not be rounded by more than the tolerance of the answer.
     of_densities = _of_densities(run)
     wanted = ~too_many & (of_densities <= TOLERANCE)
-    wanted &= np.isfinite(bound) | unbounded
     # Epsilon is 0 where delta is at least the total variation distance.
     nothing = question.is_epsilon & (bound == 0)
     wanted &= ~nothing
     if not question.is_epsilon:
-        wanted &= bound > _UNDERFLOW
+        wanted &= np.isfinite(bound) & (bound > _UNDERFLOW)
     none = np.zeros((2, *bound.shape), bool)
     state = ContourSolver(question, cut, bound, order, goal, log_added, *none)
     value, error = state.solve(wanted, backward=False)
@@ -177,7 +172,7 @@ def _of_both_directions(
     if (left := np.flatnonzero(may_be_larger)).size:
         part = question.take(left), run.take(left)
         with rdp.bounding_few(left.size):
-            if question.is_epsilon and question.guess is None:
+            if question.is_epsilon:
                 found = rdp.rdp_bound(*part, loose=True)
                 state.bound[left], state.order[left] = found
             less = _bounded_below(*part, least[left], state.order[left])

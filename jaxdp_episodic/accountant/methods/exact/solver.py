@@ -142,12 +142,11 @@ class ContourSolver:
         """
         shape = self.bound.shape
         value, error = np.full(shape, np.nan), np.full(shape, np.inf)
-        guess = self.question.guess if least is None else least
         initial = np.full(shape, -1.0)  # negative: the kernel guesses
         if not self.question.is_epsilon:
             initial = self.question.target
-        elif guess is not None:
-            initial = np.clip(guess, 0.0, self.bound)
+        elif least is not None:
+            initial = np.clip(least, 0.0, self.bound)
         least = np.full(shape, -np.inf) if least is None else least
         far = np.zeros(shape, bool)
         # Number of nodes needed, by the last error: twice as many nodes square it.
@@ -409,15 +408,6 @@ _ROUNDS = 3  # of so many points
 _MANY_POINTS = 101  # in one round
 # Stands for log(0) where -inf would make NaN.
 _LOG_ZERO = -1e300
-
-
-def order_near(log_delta: Array, guess: Array) -> Array:
-    """The best order of Gaussian steps with the epsilon ``guess`` at that delta."""
-    # Their epsilon is mu²/2 + mu sqrt(2 l) at order 1 + sqrt(2 l) / mu, l = -log delta.
-    xp = namespace(log_delta, guess)
-    root, guess = xp.sqrt(-log_delta), xp.maximum(guess, 1e-300)
-    # sqrt(l + epsilon) - sqrt(l), without cancellation
-    return 1 + root * (xp.sqrt(root * root + guess) + root) / guess
 
 
 def first_epsilon(

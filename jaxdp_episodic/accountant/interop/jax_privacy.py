@@ -143,20 +143,11 @@ _USER_LEVEL = "user"
 _FIXED_SIZE = ("FixedBatchSampling",)
 
 
-@dataclasses.dataclass(frozen=True)
-class _RandomAllocationDpEvent:
-    """As proposed to dp_accounting, for versions that do not have it."""
-
-    event: Any
-    num_selected: int
-    num_steps: int
-
-    class_name = "RandomAllocationDpEvent"
-
-
-RandomAllocationDpEvent = getattr(
-    _events, "RandomAllocationDpEvent", _RandomAllocationDpEvent
+# As proposed to dp_accounting, for versions that do not have it.
+_PROPOSED = dataclasses.make_dataclass(
+    "RandomAllocationDpEvent", ("event", "num_selected", "num_steps")
 )
+RandomAllocationDpEvent: Any = getattr(_events, "RandomAllocationDpEvent", _PROPOSED)
 
 
 def from_execution_plan(

@@ -37,18 +37,38 @@ NAME = "episodic"
 _RANDOM_VALUES = 2.0**24
 
 
-class _HistoryAccountant(_accountants.IAccountant):
-    """Base of both accountants: opacus' history, accounted as one composed run.
+class EpisodicAccountant(_accountants.IAccountant):
+    """Accounts opacus' own loader: Poisson sampling, each example clipped.
+
+    The loader of ``make_private(..., poisson_sampling=True)``, the default, draws every
+    example independently. Its probability is the next multiple of 2**-24 above
+    ``sample_rate`` (1.013e-6 for 1e-6), and this one is accounted. With
+    ``poisson_sampling=False`` the loader shuffles, and the result is wrong, as is that
+    of opacus' own accountants.
+
+    Args:
+      method: "exact" (default), "pld" or "rdp"; see `epsilon`.
+      neighboring_relation: "add_remove" (default, as in opacus), "replace_one" or
+        "zero_out".
 
     Attributes:
       history: list of ``(noise_multiplier, sample_rate, number of steps)``, as in
         opacus' accountants; saved by ``state_dict``, loaded by ``load_state_dict``.
-      method: "exact", "pld" or "rdp"; see `epsilon`.
     """
 
-    def __init__(self, method: str = "exact") -> None:
+    def __init__(
+        self, method: str = "exact", neighboring_relation: str = "add_remove"
+    ) -> None:
         self.history: list[tuple[float, float, int]] = []
         self.method = _validation.choice("method", method, METHODS)
+        self.neighboring_relation = _validation.choice(
+            "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
+        )
+
+    @classmethod
+    def mechanism(cls) -> str:
+        """Returns the name under which it is registered with opacus."""
+        return NAME
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         """Records one step."""
@@ -111,38 +131,6 @@ class _HistoryAccountant(_accountants.IAccountant):
         return hook
 
     def _step(self, noise_multiplier: float, sample_rate: float) -> GaussianStep:
-        raise NotImplementedError
-
-
-class EpisodicAccountant(_HistoryAccountant):
-    """Accounts opacus' own loader: Poisson sampling, each example clipped.
-
-    The loader of ``make_private(..., poisson_sampling=True)``, the default, draws every
-    example independently. Its probability is the next multiple of 2**-24 above
-    ``sample_rate`` (1.013e-6 for 1e-6), and this one is accounted. With
-    ``poisson_sampling=False`` the loader shuffles, and the result is wrong, as is that
-    of opacus' own accountants.
-
-    Args:
-      method: "exact" (default), "pld" or "rdp"; see `epsilon`.
-      neighboring_relation: "add_remove" (default, as in opacus), "replace_one" or
-        "zero_out".
-    """
-
-    def __init__(
-        self, method: str = "exact", neighboring_relation: str = "add_remove"
-    ) -> None:
-        super().__init__(method)
-        self.neighboring_relation = _validation.choice(
-            "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
-        )
-
-    @classmethod
-    def mechanism(cls) -> str:
-        """Returns the name under which it is registered with opacus."""
-        return NAME
-
-    def _step(self, noise_multiplier: float, sample_rate: float) -> GaussianStep:
         return GaussianStep(
             Poisson("example", sampling_probability=drawn_rate(sample_rate)),
             noise_multiplier=noise_multiplier,
@@ -150,7 +138,7 @@ class EpisodicAccountant(_HistoryAccountant):
         )
 
 
-class StepAccountant(_HistoryAccountant):
+class StepAccountant(EpisodicAccountant):
     """Accounts the step of a `step_loader`.
 
     Set ``engine.accountant = StepAccountant(loader)`` before ``make_private(...,
@@ -165,9 +153,9 @@ class StepAccountant(_HistoryAccountant):
     """
 
     def __init__(self, loader: Any, method: str = "exact") -> None:
-        super().__init__(method)
         # The history has the noise of every step.
         step = dataclasses.replace(loader.batch_sampler.step, noise_multiplier=1.0)
+        super().__init__(method, step.neighboring_relation)
         self.sampling_step: GaussianStep = step
         self._told_rate = 1 / len(loader)
 

@@ -450,15 +450,12 @@ def _distribution(
     )
 
 
-def _quantiles(values: np.ndarray, weights: np.ndarray) -> dict[str, float]:
+def _quantiles(values: np.ndarray, units: np.ndarray) -> dict[str, float]:
     """For each share, the smallest value that this share of units does not exceed."""
-    order = np.argsort(values)
-    cumulative = np.cumsum(weights[order])
-    if cumulative[-1] == 0:
+    if not units.any():
         return {}
-    shares = np.array(list(_QUANTILES.values()))
-    ranks = np.maximum(np.ceil(shares * cumulative[-1]), 1)
-    found = values[order[np.searchsorted(cumulative, ranks)]]
+    shares = list(_QUANTILES.values())
+    found = np.quantile(values, shares, weights=units, method="inverted_cdf")
     return dict(zip(_QUANTILES, found.tolist(), strict=True))
 
 

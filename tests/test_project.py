@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 63_144,
+    "jaxdp_episodic": 63_141,
     "jaxdp_episodic/accountant/describe": 3_960,
     "jaxdp_episodic/accountant/losses": 5_280,
     "jaxdp_episodic/accountant/methods": 5_944,
@@ -326,7 +326,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/questions": 6_152,
     "jaxdp_episodic/accountant/bounds": 1_921,
     "jaxdp_episodic/accountant/interop": 1_715,
-    "jaxdp_episodic/accountant/report": 2_060,
+    "jaxdp_episodic/accountant/report": 2_057,
     "jaxdp_episodic/trainer/data": 3_510,
     "jaxdp_episodic/trainer/draw": 1_480,
     "jaxdp_episodic/trainer/config": 1_343,

@@ -30,7 +30,7 @@ from drawing import (
 )
 from study import CONFIGS, Results, Run, Study, cpu_seconds, shown, trained, untrained
 
-from jaxdp_episodic.accountant.describe.schemes import Poisson
+from jaxdp_episodic.accountant.describe.designs import Poisson
 from jaxdp_episodic.trainer.run.assemble import Tables
 from jaxdp_episodic.training import TrainingConfig, read_config
 

@@ -1,15 +1,18 @@
 """Differential-privacy accounting for episodic training, in JAX."""
 
-from jaxdp_episodic.accountant.describe.bands import Bands
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
+    MultistageSampling,
+    PeopleBlocks,
+    Poisson,
+    RandomAllocation,
+    ShuffledEpochs,
+    WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.disjoint import DisjointParts, disjoint
 from jaxdp_episodic.accountant.describe.menu import RuleBook
-from jaxdp_episodic.accountant.describe.people import PersonBounds
-from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.population import PersonBounds, Population
 from jaxdp_episodic.accountant.describe.rates import inclusion_rates
 from jaxdp_episodic.accountant.describe.releases import (
     ApproximateDP,
@@ -21,14 +24,8 @@ from jaxdp_episodic.accountant.describe.releases import (
     TruncatedPoissonRelease,
     ZeroConcentratedDP,
 )
-from jaxdp_episodic.accountant.describe.schemes import (
-    MultistageSampling,
-    Poisson,
-    RandomAllocation,
-    ShuffledEpochs,
-    WithoutReplacement,
-)
 from jaxdp_episodic.accountant.describe.step import (
+    Bands,
     ComposedSteps,
     GaussianStep,
     banded,

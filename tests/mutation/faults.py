@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxdp_episodic.accountant.describe import bands as described
+from jaxdp_episodic.accountant.describe import step as described
 from jaxdp_episodic.accountant.questions import contribution_pairs, dominating_pair
 from jaxdp_episodic.trainer.draw import blocks, rows, sampler
 from jaxdp_episodic.trainer.draw.generators import Keys

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.accountant.describe.designs import RandomAllocation
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import RandomAllocation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw import Draw, EpisodeSampler
 from jaxdp_episodic.trainer.draw.generators import Keys

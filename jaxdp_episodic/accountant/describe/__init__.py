@@ -1,5 +1,5 @@
 """What a step draws, clips, noises and protects: descriptions, no computation.
 
-Doors: `bands`, `blocks`, `designs`, `disjoint`, `menu`, `people`, `people_laws`,
-`population`, `rates`, `releases`, `schemes`, `spec`, `step`.
+Doors: `designs`, `disjoint`, `menu`, `people_laws`, `population`, `rates`, `releases`,
+`spec`, `step`.
 """

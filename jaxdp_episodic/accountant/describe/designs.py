@@ -1,44 +1,445 @@
-"""Episodic designs: grouped classes and independent episodes."""
+"""What a step samples: schemes of levels, and designs made of them."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.schemes import (
-    EPISODE,
-    Design,
-    EpochScheme,
-    MultistageSampling,
-    Poisson,
-    RandomAllocation,
-    Scheme,
-    ShuffledEpochs,
-    WithoutReplacement,
-    check_named,
-    refuse_epochs,
-    within_episode,
-)
-from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Spec, spec_fields
 
-# Names of the levels of episodic designs, below the episode.
+# Names that no level may have. "step" is the clip unit of the whole step; the others
+# are privacy units that may be in many places of the tree, within `PersonBounds`.
+RESERVED_LEVEL_NAME = "step"
+PERSON = "person"
+# An example with all of its copies, each in another class.
+ORIGINAL = "original"
+OWNED = (PERSON, ORIGINAL)
+# Names of the levels of episodic designs.
+EPISODE = "episode"
 CLASS = "class"
 EXAMPLE = "example"
+# Largest number of levels of a sampling and of a `Population`.
+MAX_LEVELS = 32
+_RESERVED = (RESERVED_LEVEL_NAME, *OWNED)
+# Largest length of a level's name, which messages repeat.
+_LONGEST_NAME = 200
 
-_GROUPED_COVERED = (
-    "covered: episodes=Poisson('episode', ...), "
-    "episodes=WithoutReplacement('episode', ...), "
-    "episodes=RandomAllocation('episode', ...), "
-    "episodes=ShuffledEpochs('episode', ...), classes=Poisson('class', ...) or "
-    "classes=WithoutReplacement('class', ...), each with "
-    "examples=WithoutReplacement('example', ...)"
+
+def checked_name(field: str, name: Any) -> str:
+    """Returns the name of a level; refuses reserved names and other types."""
+    _validation.instance(field, name, str, "a string")
+    if name in _RESERVED or not 1 <= len(name) <= _LONGEST_NAME:
+        raise ValueError(
+            f"{field} must be a non-empty string of at most {_LONGEST_NAME} letters "
+            f"other than {_RESERVED}, got {_validation.shown(name)}"
+        )
+    return name
+
+
+class LevelScheme(Spec):
+    """Base of the schemes: a named level whose numeric fields broadcast."""
+
+    # The field that sets the sampling rate.
+    rate_field: ClassVar[str]
+    # A public number of units, if the scheme needs one.
+    population: Any = None
+
+    def __post_init__(self) -> None:
+        checked_name("name", getattr(self, "name", None))
+        super().__post_init__()
+
+
+@dataclass(frozen=True, eq=False)
+class Poisson(LevelScheme):
+    """Poisson sampling: samples every child of a sampled parent independently.
+
+    Every step samples again and in secret, and *all* sampled children are processed. A
+    limit on the batch size, or shuffled epochs instead of Poisson sampling, void the
+    guarantee.
+
+    Attributes:
+      name: the level's name, e.g. ``"school"``.
+      sampling_probability: scalar or array in [0, 1].
+      population: a public *upper* bound on the number of children of any parent, whole
+        number >= 1 (scalar or array), or None. The sampling does not depend on it. It
+        is needed in two cases: if contributions are clipped below the privacy unit, it
+        bounds their number; in training under ``zero_out``, at the protected level, it
+        is the number of slots.
+
+    Raises:
+      ValueError: a reserved name.
+    """
+
+    rate_field = "sampling_probability"
+    numeric = {
+        "sampling_probability": _validation.probability_array,
+        "population": AT_LEAST_ONE,
+    }
+
+    name: str
+    _: KW_ONLY
+    sampling_probability: ArrayLike
+    population: ArrayLike | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class WithoutReplacement(LevelScheme):
+    """Samples ``size`` of the ``population`` children of each sampled parent.
+
+    All sets of this size are equally likely. The rate is
+    ``min(size, population) / population``. All children of a parent with fewer than
+    ``size`` are sampled (rate 1).
+
+    ``population`` is the number of children of every parent in the larger of the two
+    neighbouring data sets, *or a public lower bound on it*: a smaller value is safe,
+    because it only increases the rate. Under ``zero_out`` it is the number of *slots*
+    to sample from, empty ones included: a public upper bound on the filled ones. Every
+    step samples again and in secret.
+
+    Attributes:
+      name: the level's name, e.g. ``"pupil"``.
+      size: whole number >= 1 (scalar or array).
+      population: whole number >= 1 (scalar or array), or None if the step has a
+        `Population`, whose sizes replace it.
+      population_is_exact: states that ``population`` is the exact number of children of
+        *every* parent in the larger neighbour. Under ``add_remove`` a sample with
+        ``size >= population`` costs no more than full participation only if this is
+        stated: a lower bound does not show that everybody is sampled, and sampling all
+        but one costs more than sampling all. A `Population` does not state it at the
+        protected level, because a unit may join the data that it lists.
+
+    Raises:
+      ValueError: a reserved name, or population_is_exact without a population.
+    """
+
+    rate_field = "size"
+    numeric = dict.fromkeys(("size", "population"), AT_LEAST_ONE)
+    flags = ("population_is_exact",)
+
+    name: str
+    _: KW_ONLY
+    size: ArrayLike
+    population: ArrayLike | None = None
+    population_is_exact: bool = False
+
+    def check_values(self) -> None:
+        """Refuses ``population_is_exact`` without a population."""
+        if self.population_is_exact and self.population is None:
+            raise ValueError("population_is_exact=True needs a population, got None")
+
+
+@dataclass(frozen=True, eq=False)
+class RandomAllocation(LevelScheme):
+    """Random allocation: each unit is in one uniformly random step of every epoch.
+
+    Also called balls and bins. At the start of every epoch the step of each unit is
+    chosen uniformly, independently of all others and in secret. So an epoch uses all
+    units, and batch sizes vary. A run of ``num_steps`` steps consists of whole epochs
+    and possibly a part of one more, whose length is fixed in advance. If a run stops
+    within an epoch *because of its releases*, the whole epoch is charged.
+
+    For two steps of an epoch or more, method "exact" returns the certified upper bound
+    of "pld", and `PrivacyInfo` says so. See docs/theory.md, "Epochs".
+
+    Preconditions beyond those of `MultistageSampling`: every epoch allocates again (the
+    same allocation in all epochs is *not* covered), and a step releases a sum, possibly
+    divided by a constant but never by the actual batch size.
+
+    Attributes:
+      name: the level's name. It must be the first level and the clip unit.
+      steps_per_epoch: whole number >= 1 (scalar or array).
+      times: number of steps of an epoch in which a unit takes part, whole number, 1 <=
+        times <= steps_per_epoch. The epoch is divided into this many blocks of
+        consecutive steps, the first ``steps_per_epoch % times`` of them one step
+        longer, and each unit picks one step of every block.
+
+    Raises:
+      ValueError: a reserved name.
+
+    Reference: Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha, Zhang (2024),
+    arXiv:2412.16802; Feldman and Shenfeld (2025), arXiv:2502.08202.
+    """
+
+    rate_field = "steps_per_epoch"
+    numeric = dict.fromkeys(("steps_per_epoch", "times"), AT_LEAST_ONE)
+    at_most = (("times", "steps_per_epoch"),)
+
+    name: str
+    _: KW_ONLY
+    steps_per_epoch: ArrayLike
+    times: ArrayLike = 1
+
+
+@dataclass(frozen=True, eq=False)
+class ShuffledEpochs(LevelScheme):
+    """Shuffled epochs: batches of nearly equal size in random order.
+
+    Most training loops do this. *No amplification is known* for it: an epoch, whether
+    complete or not, costs as much as one step without sampling. `RandomAllocation` uses
+    every unit equally often and costs far less.
+
+    Attributes:
+      name: the level's name. It must be the first level and the clip unit.
+      steps_per_epoch: whole number >= 1 (scalar or array).
+
+    Raises:
+      ValueError: a reserved name.
+
+    Reference: Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha, Zhang (2024),
+    arXiv:2403.17673: shuffling can cost far more than Poisson sampling.
+    """
+
+    rate_field = "steps_per_epoch"
+    numeric = {"steps_per_epoch": AT_LEAST_ONE}
+
+    name: str
+    _: KW_ONLY
+    steps_per_epoch: ArrayLike
+
+
+EpochScheme = RandomAllocation | ShuffledEpochs
+"""Schemes that sample once per epoch."""
+Scheme = Poisson | WithoutReplacement | EpochScheme
+
+_EPOCHS_COVERED = (
+    "covered: it is the first level of a MultistageSampling, or the episodes= of a "
+    "GroupedClasses or PeopleBlocks, and the clip unit; the levels below it sample "
+    "again in every step"
 )
+
+
+class Design(Spec):
+    """Base of the designs, whose fields hold the schemes of levels, top to bottom."""
+
+    @functools.cached_property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """The schemes of all sampled levels, top to bottom."""
+        found: list[Any] = []
+        for name in spec_fields(self):
+            value: Any = getattr(self, name)
+            values = value.schemes if isinstance(value, Design) else value
+            values = values if isinstance(values, tuple) else (values,)
+            found += [one for one in values if isinstance(one, Scheme)]
+        return tuple(found)
+
+    @functools.cached_property
+    def level_names(self) -> tuple[str, ...]:
+        """The levels' names, top to bottom."""
+        return tuple(scheme.name for scheme in self.schemes)
+
+    def with_scheme(self, scheme: Scheme) -> Self:
+        """Returns the design with this scheme at the level of its name."""
+
+        def placed(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(placed, value))
+            if isinstance(value, Design):
+                return value.with_scheme(scheme)
+            is_level = isinstance(value, Scheme) and value.name == scheme.name
+            return scheme if is_level else value
+
+        fields = {name: placed(getattr(self, name)) for name in spec_fields(self)}
+        return self.from_fields(fields)
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class MultistageSampling(Design):
+    """Multistage sampling: one scheme per level, for the children of sampled parents.
+
+    ``MultistageSampling(Poisson("school", ...), WithoutReplacement("pupil", ...))``
+    samples schools, then pupils of each sampled school. The step, not the sampling,
+    says what is clipped and who is protected.
+
+    The accountant's guarantees hold under these preconditions:
+
+    * *Locality.* A clipped contribution is a function of its own unit's sampled
+      content, the current model, public data and fresh randomness. It does not depend
+      on other units, on data that were not sampled, or on actual sizes. If
+      contributions interact (support and query, a softmax over the ways, batch
+      statistics) the clip unit must contain the whole interaction.
+    * *Public unit lists.* Units above the protected level are on a public list. An
+      emptied unit stays on it, is sampled at the same rate and contributes zero. Under
+      ``add_remove`` no unit is dropped because of its size.
+    * *Slots.* Under ``zero_out`` public slots are sampled, whether they are filled or
+      not, and a contribution whose sampled content has a null is 0.
+    * *One path each.* Every protected unit lies under exactly one path of the tree.
+    * *Unequal units.* The guarantee is that of the path with the largest epsilon. Give
+      the step a `Population`, to have every path evaluated, or a ``population`` that is
+      a lower bound for all units of the level.
+    * *Fixed in advance.* Rates, noise and number of steps do not depend on releases.
+      Every step samples again and in secret.
+
+    Attributes:
+      levels: the schemes, top to bottom; at least one, with different names.
+
+    Raises:
+      TypeError: a level that is not a scheme.
+      ValueError: no level, repeated names, or fields that do not broadcast.
+    """
+
+    nested_specs = {
+        "levels": (Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs)
+    }
+
+    traceable = ("levels",)
+
+    levels: tuple[Scheme, ...]
+
+    def __init__(self, *levels: Scheme) -> None:
+        object.__setattr__(self, "levels", levels)
+        if not levels:
+            raise ValueError("MultistageSampling needs at least one level, got none")
+        if len(levels) > MAX_LEVELS:
+            raise ValueError(
+                f"MultistageSampling takes at most {MAX_LEVELS} levels, "
+                f"got {len(levels)}"
+            )
+        for position, level in enumerate(levels):
+            check_scheme(f"level {position + 1}", level)
+            if position:
+                refuse_epochs(f"level {position + 1}", level)
+        for name in self.level_names:
+            if self.level_names.count(name) > 1:
+                raise ValueError(f"level names must differ, got {name!r} twice")
+        _ = self.shape  # raises if fields do not broadcast
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> MultistageSampling:
+        """Returns the sampling with these fields."""
+        return cls(*_validation.instance("levels", fields["levels"], tuple, "a list"))
+
+    def __repr__(self) -> str:
+        return f"MultistageSampling({', '.join(map(repr, self.levels))})"
+
+
+def check_scheme(name: str, value: Any) -> None:
+    """Refuses anything but a scheme."""
+    _validation.instance(
+        name,
+        value,
+        Scheme,
+        "a Poisson, WithoutReplacement, RandomAllocation or ShuffledEpochs",
+    )
+
+
+def check_named(field: str, scheme: Any, name: str) -> None:
+    """Refuses anything but a scheme of the level ``name``."""
+    check_scheme(field, scheme)
+    if scheme.name != name:
+        raise ValueError(f"{field} must be named {name!r}, got {scheme.name!r}")
+
+
+def refuse_epochs(where: str, value: Any) -> None:
+    """Refuses an epoch scheme in a place that no theorem covers."""
+    if isinstance(value, EpochScheme):
+        raise NotImplementedError(
+            f"{where}: {type(value).__name__} has no theorem there; {_EPOCHS_COVERED}"
+        )
+
+
+def within_episode(sampling: Any) -> MultistageSampling:
+    """Returns the sampling of one episode; wraps a single scheme."""
+    if isinstance(sampling, Scheme):
+        sampling = MultistageSampling(sampling)
+    if isinstance(sampling, Design) and not isinstance(sampling, MultistageSampling):
+        raise NotImplementedError(
+            f"sampling: {type(sampling).__name__} within an episode has no theorem "
+            "here; covered: MultistageSampling, Poisson, WithoutReplacement"
+        )
+    words = "a MultistageSampling or a scheme"
+    _validation.instance("sampling", sampling, MultistageSampling, words)
+    refuse_epochs("sampling of an episode", sampling.levels[0])
+    if EPISODE in sampling.level_names:
+        raise ValueError(
+            f"sampling must not have a level named {EPISODE!r}: it describes one "
+            f"episode; got levels {sampling.level_names}"
+        )
+    return sampling
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PeopleBlocks(Design):
+    """Episodes within blocks of people: a person affects the episodes of one block.
+
+    The public list of people (under ``zero_out``: of slots for people) is partitioned
+    into ``floor(num_people / people_per_block)`` blocks; the remaining people are left
+    out. A block forms ``episodes_per_block`` episodes out of its own people's data, and
+    a step samples from the episodes of all blocks. The privacy unit is "person". A
+    person may have any number of classes and examples, and no bound on them is needed.
+
+    Preconditions beyond those of `MultistageSampling`:
+
+    * *Partition.* It does not depend on anybody's data. It may be public and the same
+      in all steps; with `RandomAllocation` and `ShuffledEpochs` it is kept for an
+      epoch. Under ``add_remove``, if a person leaves, nobody moves to another block:
+      the place stays on the list, or a hash of the name determines the block.
+    * *Locality.* An episode's examples and all its choices depend only on its block's
+      data and public facts. An example with several owners is used only if all of them
+      are in the block, and is removed when any one of them leaves.
+    * *Slots.* Under ``zero_out`` an episode's choices depend on slots only, whether
+      filled or not. If they depend on the data (classes with enough drawings), use
+      "replace_one".
+    * *With bounds* (``people=`` of the step), which make the probability that an
+      episode holds the person smaller than 1: each of a block's episodes samples
+      classes and examples independently, among public slots, filled or not, without
+      looking at their content. If an episode's choices depend on the data (classes
+      with enough drawings in this block), or if two episodes of a block divide classes
+      or examples between them, give no bounds.
+
+    Attributes:
+      num_people: length of the public list of people, whole number >= 1.
+      people_per_block: whole number, 1 <= people_per_block <= num_people.
+      episodes: a scheme named "episode"; without replacement, its ``size`` is the
+        number of episodes per step, out of those of all blocks.
+      sampling: how an episode samples from its block, a `MultistageSampling` or a
+        scheme. Its populations are those *within a block*. With `PersonBounds` it gives
+        the probability that an episode holds the person. Without bounds, or without
+        ``sampling``, every episode of the block may hold the person.
+      episodes_per_block: whole number >= 1.
+
+    Raises:
+      ValueError: a wrong level name, or a population of episodes.
+      NotImplementedError: epochs within a block.
+    """
+
+    nested_specs = {
+        "episodes": (Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs),
+        "sampling": (MultistageSampling, Poisson, WithoutReplacement),
+    }
+
+    numeric = dict.fromkeys(
+        ("num_people", "people_per_block", "episodes_per_block"), AT_LEAST_ONE
+    )
+    at_most = (("people_per_block", "num_people"),)
+
+    num_people: ArrayLike
+    people_per_block: ArrayLike
+    episodes: Scheme
+    sampling: MultistageSampling | None = None
+    episodes_per_block: ArrayLike = 1
+
+    def __post_init__(self) -> None:
+        check_named("episodes", self.episodes, EPISODE)
+        if self.episodes.population is not None:
+            raise ValueError(
+                "episodes must have population=None: the blocks determine the number "
+                f"of episodes; got population={self.episodes.population!r}"
+            )
+        if self.sampling is not None:
+            object.__setattr__(self, "sampling", within_episode(self.sampling))
+        super().__post_init__()
+
+    @property
+    def num_possible_episodes(self) -> np.ndarray:
+        """Number of episodes of all blocks."""
+        blocks = np.floor_divide(self.num_people, self.people_per_block)
+        return blocks * np.asarray(self.episodes_per_block)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -110,8 +511,8 @@ class GroupedClasses(Design):
         refuse_epochs("examples", self.examples)
         if isinstance(self.examples, Poisson):
             raise NotImplementedError(
-                "GroupedClasses with examples=Poisson has no theorem here; "
-                f"{_GROUPED_COVERED}"
+                "GroupedClasses with examples=Poisson has no theorem here; covered: "
+                "examples=WithoutReplacement('example', ...)"
             )
         super().__post_init__()
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import checked_name
 from jaxdp_episodic.accountant.describe.releases import RELEASES, Release
-from jaxdp_episodic.accountant.describe.schemes import checked_name
 from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,

@@ -10,19 +10,17 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import (
+    EpochScheme,
     GroupedClasses,
     IndependentEpisodes,
-    PeopleBlocks,
-)
-from jaxdp_episodic.accountant.describe.population import DistinctPaths, Population
-from jaxdp_episodic.accountant.describe.schemes import (
-    EpochScheme,
     MultistageSampling,
+    PeopleBlocks,
     Poisson,
     RandomAllocation,
     Scheme,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.population import DistinctPaths, Population
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_tail
 
 NEIGHBORING_RELATIONS = ("add_remove", "replace_one", "zero_out")

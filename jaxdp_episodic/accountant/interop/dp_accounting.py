@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes
-from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
-from jaxdp_episodic.accountant.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
     OWNED,
+    IndependentEpisodes,
     MultistageSampling,
     Poisson,
     RandomAllocation,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe import releases, schemes
-from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes
+from jaxdp_episodic.accountant.describe import designs, releases
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
@@ -101,8 +100,8 @@ def from_dp_event(
     for _, step, count in steps_of(event, neighboring_relation):
         if population_is_exact and isinstance(step, GaussianStep):
             (scheme,) = step.design.schemes
-            in_tree = isinstance(step.design, schemes.MultistageSampling)
-            if in_tree and isinstance(scheme, schemes.WithoutReplacement):
+            in_tree = isinstance(step.design, designs.MultistageSampling)
+            if in_tree and isinstance(scheme, designs.WithoutReplacement):
                 exact = dataclasses.replace(scheme, population_is_exact=True)
                 step = dataclasses.replace(step, sampling=exact)
         counts[step] = counts.get(step, 0) + count
@@ -361,7 +360,7 @@ def _wrong_relation(event: Any, relation: str, *covered: str) -> EventNotCovered
 def _sampled_gaussian(rate: float, noise: float, relation: str) -> GaussianStep:
     """Returns a Gaussian step on a Poisson sample."""
     return _gaussian_step(
-        schemes.Poisson(_LEVEL, sampling_probability=rate), noise, relation
+        designs.Poisson(_LEVEL, sampling_probability=rate), noise, relation
     )
 
 
@@ -421,10 +420,10 @@ def _fixed_size(event: Any, relation: str) -> OneStep | None:
         return None
     sampling: Any
     if kind(event) == "SampledWithReplacementDpEvent":
-        one = schemes.WithoutReplacement(_LEVEL, size=1, population=population)
-        sampling = IndependentEpisodes(one, num_episodes=size)
+        one = designs.WithoutReplacement(_LEVEL, size=1, population=population)
+        sampling = designs.IndependentEpisodes(one, num_episodes=size)
     elif size <= population:
-        sampling = schemes.WithoutReplacement(_LEVEL, size=size, population=population)
+        sampling = designs.WithoutReplacement(_LEVEL, size=size, population=population)
     else:
         raise ValueError(
             "sample_size must be at most source_dataset_size, got "
@@ -444,7 +443,7 @@ def _random_allocation(event: Any, relation: str) -> OneStep | None:
         )
     if selected == 0:
         return None
-    scheme = schemes.RandomAllocation(_LEVEL, steps_per_epoch=steps, times=selected)
+    scheme = designs.RandomAllocation(_LEVEL, steps_per_epoch=steps, times=selected)
     return _gaussian_step(scheme, _joint_noise(parts), relation)
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.people import PersonBounds
-from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.accountant.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
     PERSON,
     Poisson,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.population import PersonBounds
+from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.interop.dp_accounting import (
     RELATIONS,

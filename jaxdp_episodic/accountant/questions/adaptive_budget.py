@@ -11,9 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.designs import epoch_scheme
+from jaxdp_episodic.accountant.describe.designs import OWNED, epoch_scheme
 from jaxdp_episodic.accountant.describe.menu import reachable
-from jaxdp_episodic.accountant.describe.schemes import OWNED
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,

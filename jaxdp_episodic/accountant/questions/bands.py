@@ -10,16 +10,21 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.bands import Bands, grouped_levels
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.designs import CLASS, GroupedClasses
-from jaxdp_episodic.accountant.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
+    CLASS,
     EPISODE,
+    GroupedClasses,
+    PeopleBlocks,
     Poisson,
     RandomAllocation,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.step import GaussianStep, banded
+from jaxdp_episodic.accountant.describe.step import (
+    Bands,
+    GaussianStep,
+    banded,
+    grouped_levels,
+)
 from jaxdp_episodic.accountant.numerics.band_coefficients import (
     band_coefficients,
     band_error,

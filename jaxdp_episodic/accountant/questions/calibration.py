@@ -11,15 +11,16 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import asking_together
-from jaxdp_episodic.accountant.describe.designs import CLASS, GroupedClasses
-from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
-from jaxdp_episodic.accountant.describe.releases import RELEASES, LaplaceRelease
-from jaxdp_episodic.accountant.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
+    CLASS,
     EpochScheme,
+    GroupedClasses,
     Poisson,
     RandomAllocation,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
+from jaxdp_episodic.accountant.describe.releases import RELEASES, LaplaceRelease
 from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep
 from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within

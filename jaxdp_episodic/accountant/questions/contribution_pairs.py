@@ -15,18 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.describe import people_laws as laws
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.designs import GroupedClasses
-from jaxdp_episodic.accountant.describe.people import BOUNDS, levels_of_people
+from jaxdp_episodic.accountant.describe.designs import (
+    GroupedClasses,
+    MultistageSampling,
+    PeopleBlocks,
+    Poisson,
+    Scheme,
+)
 from jaxdp_episodic.accountant.describe.people_laws import Stage, probability_of_holding
+from jaxdp_episodic.accountant.describe.population import BOUNDS, levels_of_people
 from jaxdp_episodic.accountant.describe.rates import (
     max_contributions,
     most_children_drawn,
-)
-from jaxdp_episodic.accountant.describe.schemes import (
-    MultistageSampling,
-    Poisson,
-    Scheme,
 )
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
 from jaxdp_episodic.accountant.losses import gaussian_mixtures as mixtures, people

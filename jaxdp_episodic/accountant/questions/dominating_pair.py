@@ -18,21 +18,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic.accountant.describe import people_laws as laws, releases
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
+    OWNED,
     GroupedClasses,
     IndependentEpisodes,
-    epoch_scheme,
-)
-from jaxdp_episodic.accountant.describe.people import BOUNDS
-from jaxdp_episodic.accountant.describe.rates import cut_weights
-from jaxdp_episodic.accountant.describe.schemes import (
-    OWNED,
     MultistageSampling,
+    PeopleBlocks,
     Poisson,
     RandomAllocation,
     ShuffledEpochs,
+    epoch_scheme,
 )
+from jaxdp_episodic.accountant.describe.population import BOUNDS
+from jaxdp_episodic.accountant.describe.rates import cut_weights
 from jaxdp_episodic.accountant.describe.spec import refuse_traced
 from jaxdp_episodic.accountant.describe.step import (
     STEP,

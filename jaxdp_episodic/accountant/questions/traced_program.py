@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import engine_name, on_cpu, register_dataclasses
-from jaxdp_episodic.accountant.describe.schemes import Poisson
+from jaxdp_episodic.accountant.describe.designs import Poisson
 from jaxdp_episodic.accountant.describe.spec import mapped
 from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep, parts_of
 from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.schemes import PERSON, WithoutReplacement
+from jaxdp_episodic.accountant.describe.designs import PERSON, WithoutReplacement
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget, in_words

@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
-from jaxdp_episodic.accountant.describe.people import PersonBounds
-from jaxdp_episodic.accountant.describe.population import distinct_paths
-from jaxdp_episodic.accountant.describe.rates import inclusion_along
-from jaxdp_episodic.accountant.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
     EPISODE,
     ORIGINAL,
     OWNED,
     PERSON,
     MultistageSampling,
 )
+from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
+from jaxdp_episodic.accountant.describe.population import PersonBounds, distinct_paths
+from jaxdp_episodic.accountant.describe.rates import inclusion_along
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,

@@ -10,18 +10,19 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.designs import GroupedClasses, epoch_scheme
-from jaxdp_episodic.accountant.describe.people import PersonBounds
-from jaxdp_episodic.accountant.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
     ORIGINAL,
     OWNED,
     PERSON,
+    GroupedClasses,
+    PeopleBlocks,
     Poisson,
     RandomAllocation,
     ShuffledEpochs,
     WithoutReplacement,
+    epoch_scheme,
 )
+from jaxdp_episodic.accountant.describe.population import PersonBounds
 from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import using_engine
-from jaxdp_episodic.accountant.describe import designs, schemes
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
+from jaxdp_episodic.accountant.describe import designs
+from jaxdp_episodic.accountant.describe.designs import PeopleBlocks
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon, epsilon_interval
 from jaxdp_episodic.accountant.questions.attacker import upper_delta
@@ -119,8 +119,8 @@ def _levels(request: Any, _: Any) -> dict[str, Any]:
     run: dict[str, Any] = {"num_steps": request.num_steps, "delta": request.delta}
     rows = []
     step = request.step
-    people = (schemes.PERSON,) if step.privacy_unit == schemes.PERSON else ()
-    is_copied = step.privacy_unit == schemes.ORIGINAL
+    people = (designs.PERSON,) if step.privacy_unit == designs.PERSON else ()
+    is_copied = step.privacy_unit == designs.ORIGINAL
     levels = tree_levels(step) if is_copied else step.design.level_names
     for level in (*people, *levels):
         row: dict[str, Any] = {"level": level}
@@ -209,25 +209,25 @@ _EXAMPLES = (
         designs.GroupedClasses(
             num_classes=1_623,
             ways=5,
-            episodes=schemes.Poisson(schemes.EPISODE, sampling_probability=0.2),
-            examples=schemes.WithoutReplacement(designs.EXAMPLE, size=4, population=20),
+            episodes=designs.Poisson(designs.EPISODE, sampling_probability=0.2),
+            examples=designs.WithoutReplacement(designs.EXAMPLE, size=4, population=20),
         ),
         noise_multiplier=2.0,
     ),
     GaussianStep(
-        schemes.MultistageSampling(
-            schemes.Poisson("task", sampling_probability=0.1),
-            schemes.WithoutReplacement(designs.CLASS, size=5, population=20),
-            schemes.WithoutReplacement(designs.EXAMPLE, size=10, population=50),
+        designs.MultistageSampling(
+            designs.Poisson("task", sampling_probability=0.1),
+            designs.WithoutReplacement(designs.CLASS, size=5, population=20),
+            designs.WithoutReplacement(designs.EXAMPLE, size=10, population=50),
         ),
         noise_multiplier=2.0,
         clip_unit="task",
     ),
     GaussianStep(
         designs.IndependentEpisodes(
-            schemes.MultistageSampling(
-                schemes.WithoutReplacement(designs.CLASS, size=5, population=1_623),
-                schemes.WithoutReplacement(designs.EXAMPLE, size=4, population=20),
+            designs.MultistageSampling(
+                designs.WithoutReplacement(designs.CLASS, size=5, population=1_623),
+                designs.WithoutReplacement(designs.EXAMPLE, size=4, population=20),
             ),
             num_episodes=65,
         ),
@@ -237,7 +237,7 @@ _EXAMPLES = (
         PeopleBlocks(
             num_people=20_000,
             people_per_block=20,
-            episodes=schemes.Poisson(schemes.EPISODE, sampling_probability=0.01),
+            episodes=designs.Poisson(designs.EPISODE, sampling_probability=0.01),
         ),
         noise_multiplier=2.0,
     ),
@@ -245,10 +245,10 @@ _EXAMPLES = (
 # First values of the bounds of a person.
 _PEOPLE = {"examples": 1, "classes": 100, "tasks": 10}
 _SCHEMES = (
-    schemes.Poisson("level", sampling_probability=0.1),
-    schemes.WithoutReplacement("level", size=10, population=100),
-    schemes.RandomAllocation("level", steps_per_epoch=10),
-    schemes.ShuffledEpochs("level", steps_per_epoch=10),
+    designs.Poisson("level", sampling_probability=0.1),
+    designs.WithoutReplacement("level", size=10, population=100),
+    designs.RandomAllocation("level", steps_per_epoch=10),
+    designs.ShuffledEpochs("level", steps_per_epoch=10),
 )
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.designs import CLASS
-from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.describe.designs import CLASS, PERSON
 from jaxdp_episodic.accountant.describe.spec import spec_from_dict
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.toml_file import to_toml

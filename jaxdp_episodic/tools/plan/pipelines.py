@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.designs import CLASS
-from jaxdp_episodic.accountant.describe.schemes import ORIGINAL, PERSON
+from jaxdp_episodic.accountant.describe.designs import CLASS, ORIGINAL, PERSON
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.tools.plan import question

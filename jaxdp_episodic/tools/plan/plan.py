@@ -14,22 +14,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic._progress import ProgressBar
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
+    EPISODE,
     EXAMPLE,
     GroupedClasses,
     IndependentEpisodes,
-)
-from jaxdp_episodic.accountant.describe.people import bounds_with_copies
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import (
-    EPISODE,
     MultistageSampling,
+    PeopleBlocks,
     Poisson,
     RandomAllocation,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.population import Population, bounds_with_copies
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep, Sampling
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.bands import choose_bands

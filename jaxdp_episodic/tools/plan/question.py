@@ -11,15 +11,15 @@ from typing import Annotated, Any, NamedTuple, Self
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.designs import CLASS, GroupedClasses
-from jaxdp_episodic.accountant.describe.people import PersonBounds
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.accountant.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
+    CLASS,
     PERSON,
+    GroupedClasses,
     MultistageSampling,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.population import PersonBounds, Population
+from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.requests.request import read_population

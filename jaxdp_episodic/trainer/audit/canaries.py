@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.schemes import OWNED, Poisson, RandomAllocation
+from jaxdp_episodic.accountant.describe.designs import OWNED, Poisson, RandomAllocation
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype

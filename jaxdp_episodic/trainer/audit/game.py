@@ -18,17 +18,19 @@ import numpy as np
 from scipy.special import logsumexp
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.designs import CLASS, EPISODE, GroupedClasses
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
+    CLASS,
+    EPISODE,
     ORIGINAL,
     OWNED,
+    GroupedClasses,
     MultistageSampling,
+    PeopleBlocks,
     Poisson,
     ShuffledEpochs,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import (
     STEP,
     AnyStep,

@@ -18,19 +18,17 @@ import optax
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import (
+    OWNED,
     GroupedClasses,
     IndependentEpisodes,
-    block_lengths,
-    epoch_scheme,
-)
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import (
-    OWNED,
     MultistageSampling,
     RandomAllocation,
     ShuffledEpochs,
     WithoutReplacement,
+    block_lengths,
+    epoch_scheme,
 )
+from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.schemes import Scheme
+from jaxdp_episodic.accountant.describe.designs import Scheme
 from jaxdp_episodic.accountant.describe.step import Sampling
 from jaxdp_episodic.trainer.config.training_parts import Share
 from jaxdp_episodic.trainer.data.fields import (

@@ -11,24 +11,25 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.bands import Bands
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
+    PERSON,
     GroupedClasses,
     IndependentEpisodes,
-    checked_sampling,
-)
-from jaxdp_episodic.accountant.describe.people import PersonBounds, bounds_with_copies
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.accountant.describe.schemes import (
-    PERSON,
     MultistageSampling,
+    PeopleBlocks,
     Scheme,
     WithoutReplacement,
+    checked_sampling,
 )
+from jaxdp_episodic.accountant.describe.population import (
+    PersonBounds,
+    Population,
+    bounds_with_copies,
+)
+from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.spec import SCHEMA_VERSION, spec_fields
 from jaxdp_episodic.accountant.describe.step import (
+    Bands,
     GaussianStep,
     Sampling,
     banded,

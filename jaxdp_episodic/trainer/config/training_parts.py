@@ -10,14 +10,14 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.designs import GroupedClasses
-from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
-from jaxdp_episodic.accountant.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
     OWNED,
     PERSON,
+    GroupedClasses,
     MultistageSampling,
     Poisson,
 )
+from jaxdp_episodic.accountant.describe.population import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.trainer.data.fields import (

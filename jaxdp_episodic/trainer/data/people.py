@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
+from jaxdp_episodic.accountant.describe.population import BOUNDS, PersonBounds
 from jaxdp_episodic.trainer.data.fields import CheckedSpec, Natural
 from jaxdp_episodic.trainer.data.owners import Owners, distinct_pairs
 from jaxdp_episodic.trainer.data.table import ExampleTable, unit_labels

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.accountant.describe.designs import ORIGINAL
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import ORIGINAL
 from jaxdp_episodic.files.column_folder import StoredColumn
 from jaxdp_episodic.trainer.data.owners import Owners, PeopleStatistics, id_array
 

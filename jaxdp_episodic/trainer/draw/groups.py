@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.bands import Bands
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.designs import CLASS, GroupedClasses, Sampling
+from jaxdp_episodic.accountant.describe.designs import (
+    CLASS,
+    GroupedClasses,
+    PeopleBlocks,
+    Sampling,
+)
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.describe.step import Bands, GaussianStep
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.draw.complete import SEED, CompleteUnits, Needs, simulated
 from jaxdp_episodic.trainer.draw.rows import Epoch

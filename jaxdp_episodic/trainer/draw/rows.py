@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from scipy.special import bdtrc
 
-from jaxdp_episodic.accountant.describe.designs import GroupedClasses, block_lengths
-from jaxdp_episodic.accountant.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
     EpochScheme,
+    GroupedClasses,
     Poisson,
     RandomAllocation,
     Scheme,
     WithoutReplacement,
+    block_lengths,
 )
 from jaxdp_episodic.trainer.draw.tree_draw import (
     NULL,

@@ -13,23 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
+    OWNED,
+    RESERVED_LEVEL_NAME,
     IndependentEpisodes,
+    MultistageSampling,
+    PeopleBlocks,
+    Poisson,
     Sampling,
+    Scheme,
+    ShuffledEpochs,
     checked_sampling,
     epoch_scheme,
 )
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import (
-    OWNED,
-    RESERVED_LEVEL_NAME,
-    MultistageSampling,
-    Poisson,
-    Scheme,
-    ShuffledEpochs,
-)
 from jaxdp_episodic.accountant.describe.step import check_clip_unit
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.draw import complete, rows, tree_draw

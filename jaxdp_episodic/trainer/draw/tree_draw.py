@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.population import Population, max_contributions
-from jaxdp_episodic.accountant.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
     Poisson,
     Scheme,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.population import Population, max_contributions
 
 # Most gaps drawn at once: 2**20 gaps, each at most 2**42, sum without int64 overflow.
 _MOST_GAPS = 2**20

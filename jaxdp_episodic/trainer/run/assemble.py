@@ -16,8 +16,11 @@ import numpy as np
 import optax
 
 from jaxdp_episodic._validation import prefixed
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.designs import GroupedClasses, checked_sampling
+from jaxdp_episodic.accountant.describe.designs import (
+    GroupedClasses,
+    PeopleBlocks,
+    checked_sampling,
+)
 from jaxdp_episodic.accountant.describe.menu import RuleBook
 from jaxdp_episodic.accountant.describe.step import GaussianStep, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun

@@ -18,21 +18,19 @@ import jax
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
-    GroupedClasses,
-    Sampling,
-    epoch_scheme,
-)
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import (
     ORIGINAL,
     OWNED,
     PERSON,
+    GroupedClasses,
     MultistageSampling,
+    PeopleBlocks,
+    Sampling,
     WithoutReplacement,
+    epoch_scheme,
 )
+from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig

@@ -23,10 +23,11 @@ import scipy.optimize
 import scipy.special
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes, epoch_scheme
-from jaxdp_episodic.accountant.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
+    IndependentEpisodes,
     MultistageSampling,
     WithoutReplacement,
+    epoch_scheme,
 )
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.trainer.config.training_parts import DISCRETE, NOISES

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
-from jaxdp_episodic.accountant.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
     ORIGINAL,
     OWNED,
     PERSON,
     Poisson,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.population import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.step import GaussianStep, compose
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.attacker import true_positive_rate

@@ -28,7 +28,7 @@ import numpy as np
 from jax import Array
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.people import PersonBounds
+from jaxdp_episodic.accountant.describe.population import PersonBounds
 from jaxdp_episodic.trainer.config.training_parts import (
     DISCRETE,
     MEAN,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
-from jaxdp_episodic.accountant.describe.schemes import OWNED
+from jaxdp_episodic.accountant.describe.designs import OWNED
+from jaxdp_episodic.accountant.describe.population import BOUNDS, PersonBounds
 from jaxdp_episodic.trainer.config.training_parts import MEANS, PEOPLE, StartConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.describe.people import PersonBounds
-from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.population import PersonBounds, Population
 
 
 def rare(name, rate=0.2, **fields):

@@ -7,13 +7,11 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
-)
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.population import Population
 
 
 def poisson(value, **fields):
@@ -239,7 +237,7 @@ BAD_DESIGNS = [
     (lambda: grouped(ways=[1, 2], num_classes=[9, 9, 9]), "do not broadcast"),
     (lambda: grouped(episodes=0.1), "episodes must be"),
     (lambda: grouped(examples=None), "examples must be"),
-    (lambda: grouped(examples=coins("example")), "covered: episodes=Poisson"),
+    (lambda: grouped(examples=coins("example")), "covered: examples=Without"),
     (lambda: independent(count=0), "num_episodes must be a whole number"),
     (lambda: independent(EPISODES), "level named 'episode'"),
     (lambda: independent(grouped()), "GroupedClasses"),

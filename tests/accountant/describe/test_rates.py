@@ -5,10 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
+    MultistageSampling,
+    PeopleBlocks,
+    Poisson,
+    WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import (
@@ -16,11 +19,6 @@ from jaxdp_episodic.accountant.describe.rates import (
     max_contributions,
     most_children_drawn,
     path_rates,
-)
-from jaxdp_episodic.accountant.describe.schemes import (
-    MultistageSampling,
-    Poisson,
-    WithoutReplacement,
 )
 
 # Tombs, Kotevska, Young (2022), Example 3.1: two primary units, five secondary, 18

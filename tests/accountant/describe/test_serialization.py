@@ -9,13 +9,11 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
-)
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.spec import spec_from_dict
 
 POISSON = Poisson("school", sampling_probability=[[0.1], [1 / 3]])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.describe.designs import Poisson, WithoutReplacement
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import Poisson, WithoutReplacement
 from oracles import trees
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from image_files import image_folders
-from jaxdp_episodic.accountant.describe.people import PersonBounds
-from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.population import PersonBounds, Population
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import OptimizerConfig
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled

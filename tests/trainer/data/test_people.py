@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxdp_episodic.accountant.describe.people import PersonBounds
+from jaxdp_episodic.accountant.describe.population import PersonBounds
 from jaxdp_episodic.files.column_folder import write_manifest
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds

@@ -6,7 +6,7 @@ et al. 2023, arXiv:2302.01190), LoRA (Hu et al. 2021, arXiv:2106.09685), and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def film(module: nnx.Module, *, head: str | None = "head") -> Any:
     norms = [one for _, one in nnx.iter_modules(made) if isinstance(one, _NORMS)]
     found = [_trained(one, ("scale", "bias")) for one in norms]
     if not any(found):
-        _replace_layers(made, head, Scaled)
+        made = _changed(made, _LAYERS, Scaled, head)
         if not any(isinstance(one, Scaled) for _, one in nnx.iter_modules(made)):
             raise ValueError(
                 "module must have a normalization layer, a linear map or a convolution "
@@ -124,18 +124,14 @@ def adapted(module: Any, train: str, rank: int, seed: int) -> tuple[Any, Any]:
         return module, head
     if train == LORA:
         rngs = nnx.Rngs(params=jax.random.key(seed + 1))
-        made = nnx.clone(module)
-        _replace_layers(made, HEAD, lambda layer: LowRank(layer, rank, rngs))
+        made = _changed(module, _LAYERS, lambda one: LowRank(one, rank, rngs), HEAD)
         return made, nnx.Any(nnx.LoRAParam, head)
     return module, nnx.Param
 
 
 def merged(module: Any) -> Any:
     """Returns the network with the same outputs and without adapters."""
-    made = nnx.clone(module)
-    for parent, name, layer in list(_children(made, (Scaled, LowRank))):
-        _set(parent, name, layer.merged())
-    return made
+    return _changed(module, (Scaled, LowRank), lambda layer: layer.merged())
 
 
 def plain_params(module: Any) -> Any:
@@ -179,25 +175,16 @@ def _trained(module: Any, names: tuple[str, ...]) -> bool:
     return found
 
 
-def _replace_layers(module: Any, head: str | None, made: Callable[[Any], Any]) -> None:
-    """Replaces the layers of a module, except those in its head."""
-    outside = None if head is None else getattr(module, head)
-    inside = {id(one) for _, one in nnx.iter_modules(outside)} if outside else set()
-    for parent, name, layer in list(_children(module, _LAYERS)):
-        if id(layer) not in inside:
-            _set(parent, name, made(layer))
+def _changed(
+    module: Any,
+    kinds: tuple[Any, ...],
+    change: Callable[[Any], Any],
+    head: str | None = None,
+) -> Any:
+    """Returns a copy of a module with its parts of some kinds changed, but the head."""
 
+    def one(path: tuple[Any, ...], part: Any) -> Any:
+        is_kept = not path or path[0] == head or not isinstance(part, kinds)
+        return part if is_kept else change(part)
 
-def _children(module: Any, kinds: tuple[Any, ...]) -> Iterator[tuple[Any, str, Any]]:
-    """Yields (parent, name there, module) of all modules of some kinds."""
-    for _, parent in nnx.iter_modules(module):
-        for name, value in list(vars(parent).items()):
-            if isinstance(value, kinds):
-                yield parent, name, value
-
-
-def _set(parent: Any, name: str, value: Any) -> None:
-    if isinstance(parent, nnx.List):
-        parent[int(name)] = value
-    else:
-        setattr(parent, name, value)
+    return nnx.recursive_map(one, nnx.clone(module))

@@ -9,9 +9,8 @@ couple nothing.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,6 +32,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
 )
 from jaxdp_episodic.trainer.gradient.precision import at_least_float32
 from jaxdp_episodic.trainer.learners.episode import Episode, classification_episode
+from jaxdp_episodic.trainer.learners.models import parted
 
 Apply = Callable[[Any, Array], Array]
 
@@ -230,8 +230,14 @@ class ANIL(MAML):
     head: str = "head"
 
     def _adapted_part(self, params: Any) -> tuple[Any, Callable[[Any], Any]]:
-        path = self.head.split("/")
-        return _found(params, path), functools.partial(_replaced, params, path)
+        head = tuple(self.head.split("/"))
+        inner, whole = parted(params, lambda path: path[: len(head)] == head)
+        if not inner:
+            raise ValueError(
+                f"head must name a part of the parameters, got {self.head!r}; at the "
+                f"top there are {tuple(params)}"
+            )
+        return inner, whole
 
 
 @dataclass(frozen=True)
@@ -319,26 +325,6 @@ class Classifier(Supervised):
         logits = at_least_float32(self.apply(params, inputs))
         parts = [_unit(features), _LOGITS_WEIGHT * logits]
         return jnp.concatenate(parts, axis=-1)
-
-
-def _found(params: Any, path: Sequence[str]) -> Any:
-    """Returns the part of nested dictionaries at a path."""
-    for depth, key in enumerate(path):
-        if not isinstance(params, Mapping) or key not in params:
-            options = tuple(params) if isinstance(params, Mapping) else ()
-            raise ValueError(
-                f"head must name a part of the parameters, got {'/'.join(path)!r}; "
-                f"at {'/'.join(path[:depth]) or 'the top'} there are {options}"
-            )
-        params = params[key]
-    return params
-
-
-def _replaced(params: Any, path: Sequence[str], part: Any) -> Any:
-    """Returns nested dictionaries with the part at a path replaced."""
-    if not path:
-        return part
-    return {**params, path[0]: _replaced(params[path[0]], path[1:], part)}
 
 
 def _unit(rows: Array) -> Array:

@@ -300,22 +300,25 @@ def _split_pair(
     apply = LinenApply(model) if isinstance(model, linen.Module) else model
     if wrt is None:
         return apply, params
+    trained, whole = parted(params, wrt)
+    if not trained:
+        paths = ", ".join("/".join(map(str, p)) for p in list(flatten_dict(params))[:5])
+        raise ValueError(f"wrt must be true for a path, got none of {paths}")
+    return lambda params, inputs: apply(whole(params), inputs), trained
+
+
+def parted(
+    params: Any, is_part: Callable[[tuple[Any, ...]], bool]
+) -> tuple[Any, Callable[[Any], Any]]:
+    """Returns the part of nested dictionaries at some paths, and how to put it back."""
     if not isinstance(params, Mapping):
         raise TypeError(
             "params must be nested dictionaries to be split by paths, got a "
             f"{type(params).__name__}"
         )
-    flat = flatten_dict(params)
-    trained = {path: leaf for path, leaf in flat.items() if wrt(path)}
-    frozen = {path: leaf for path, leaf in flat.items() if path not in trained}
-    if not trained:
-        paths = ", ".join("/".join(map(str, path)) for path in list(flat)[:5])
-        raise ValueError(f"wrt must be true for a path, got none of {paths}")
-
-    def of_trained(params: Any, inputs: Array) -> Array:
-        return apply(unflatten_dict({**frozen, **flatten_dict(params)}), inputs)
-
-    return of_trained, unflatten_dict(trained)
+    flat = flatten_dict(params, keep_empty_nodes=True)
+    part = {path: leaf for path, leaf in flat.items() if is_part(path)}
+    return unflatten_dict(part), lambda new: unflatten_dict(flat | flatten_dict(new))
 
 
 @dataclass(frozen=True)

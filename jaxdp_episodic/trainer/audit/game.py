@@ -367,22 +367,22 @@ def worlds_of(
             f"got {unit!r}"
         )
 
-    def contribute(own: np.ndarray, value: float, left: ExampleTable) -> Contribute:
-        reacting = _units_that_react(step, data, rows, left)
+    reacting = _rows_that_react(step, data, rows)
 
+    def contribute(own: np.ndarray, value: float, others_of: np.ndarray) -> Contribute:
         def contributions(draw: Draw) -> np.ndarray:
             inner = tuple(range(1, draw.mask.ndim))
-            holds = (own[draw.examples] & draw.mask).any(axis=inner)
-            reacts = draw.mask.any(axis=inner)  # an empty clip unit contributes nothing
-            if reacting is not None:
-                reacts = reacts & np.isin(draw.units, reacting)
+            holds, reacts = (
+                (one[draw.examples] & draw.mask).any(axis=inner)
+                for one in (own, others_of)
+            )
             return np.where(holds, value, np.where(reacts, others, 0.0))
 
         return contributions
 
-    there = World(sampler_of(step, data), contribute(rows, 1.0, data))
+    there = World(sampler_of(step, data), contribute(rows, 1.0, reacting))
     if step.neighboring_relation == "replace_one":
-        return there, World(there.sampler, contribute(rows, -1.0, data))
+        return there, World(there.sampler, contribute(rows, -1.0, reacting))
     # The accounted sizes are those with the unit.
     if _leaves_the_list(step, data):
         kept = np.ones(len(data.population.children_counts[-1]), bool)
@@ -390,7 +390,7 @@ def worlds_of(
         left = data.of_classes(kept)
     else:
         left = data.take(np.flatnonzero(~rows))
-    gone = contribute(np.zeros(left.num_examples, bool), 0.0, left)
+    gone = contribute(np.zeros(left.num_examples, bool), 0.0, reacting[~rows])
     return there, World(sampler_of(step, left, is_smaller=True), gone)
 
 
@@ -409,28 +409,20 @@ def _leaves_the_list(step: GaussianStep, data: ExampleTable) -> bool:
     return is_class and (is_tree or step.neighboring_relation == "zero_out")
 
 
-def _units_that_react(
-    step: GaussianStep, data: ExampleTable, own: np.ndarray, left: ExampleTable
-) -> np.ndarray | None:
-    """Units of the clip level whose other contents contribute; None: all."""
+def _rows_that_react(
+    step: GaussianStep, data: ExampleTable, own: np.ndarray
+) -> np.ndarray:
+    """Returns the rows, (R,) bool, whose clip units contribute without the unit."""
     # Units that are drawn independently would only add noise. If one replaces another
     # in the draw, the units below the same parent show whether it was drawn.
     design = step.design
     if not isinstance(design, MultistageSampling) or step.clip_unit == STEP:
-        return None
-    level = design.level_names.index(str(step.clip_unit)) + 1
-    is_renumbered = left is not data and _leaves_the_list(step, data)
-    is_last, none = level == len(design.levels), np.zeros(0, np.int64)
-    if isinstance(design.levels[level - 1], WithoutReplacement | ShuffledEpochs):
-        if level == 1:
-            return None
-        if is_renumbered and is_last:  # the parent is out too
-            return none
-        parents = np.unique(data.places(level - 1)[own])
-        return np.unique(left.places(level)[np.isin(left.places(level - 1), parents)])
-    if is_renumbered or is_last:  # an example has no other content
-        return none
-    return np.unique(data.places(level)[own])
+        return np.ones(len(own), bool)
+    level = design.level_names.index(str(step.clip_unit))
+    if not isinstance(design.levels[level], WithoutReplacement | ShuffledEpochs):
+        level += 1
+    places = data.places(level) if level else np.zeros(len(own))
+    return np.isin(places, places[own])
 
 
 def made_up(step: GaussianStep) -> tuple[GaussianStep, ExampleTable]:

@@ -39,6 +39,8 @@ DEALT = jde.GroupedClasses(
     classes=W("class", size=4),
     examples=W("example", size=4, population=8),
 )
+RARE = P("class", sampling_probability=0.05)
+SCHOOLS = M(P("school", sampling_probability=0.9), RARE, EXAMPLES)
 SEVERAL = jde.IndependentEpisodes(
     M(W("task", size=1, population=5), W("example", size=3, population=6)),
     num_episodes=4,
@@ -54,6 +56,8 @@ DESIGNS = {
     "examples without replacement": (W("example", size=5, population=10), 1.5, {}, 1),
     "examples of tasks": (BOTH, 0.8, {"clip_unit": "example"}, 1),
     "the step": (COINS, 1.5, {"clip_unit": "step"}, 1),
+    # Schools without the class contribute the same in both worlds.
+    "classes": (SCHOOLS, 0.2, {"clip_unit": "school", "privacy_unit": "class"}, 1),
     "grouped": (GROUPED, 0.8, {}, 1),
     "dealt": (DEALT, 1.5, {}, 1),
     "independent episodes": (SEVERAL, 2.0, {}, 1),

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners
-from jaxdp_episodic.trainer.data.table import CODE_VALUES, UNIT, ExampleTable
+from jaxdp_episodic.trainer.data.table import UNIT, ExampleTable, decoded
 from jaxdp_episodic.trainer.data.user_files import as_images
 
 # Weights of red, green and blue in grey, in units of 2^-16 (ITU-R BT.601, as Pillow).
@@ -135,7 +135,7 @@ def _from_rows(
         raise ValueError("dataset must have at least one record, got none")
     values = np.stack(inputs)
     if values.dtype == np.uint8 and values.ndim in (3, 4):
-        values = CODE_VALUES[UNIT][as_images(values)]
+        values = decoded(as_images(values), UNIT)
     owners = columns.get("owner")
     return ExampleTable.from_records(
         values,

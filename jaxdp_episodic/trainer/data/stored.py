@@ -20,7 +20,7 @@ from jaxdp_episodic.files import column_folder
 from jaxdp_episodic.files.atomic import LOCK, locked, sync_folder, sync_tree
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.splits import TRAIN, ClassSplit
-from jaxdp_episodic.trainer.data.table import CODE_VALUES, ExampleTable, StoredFeatures
+from jaxdp_episodic.trainer.data.table import ExampleTable, StoredFeatures, decoded
 
 Part = tuple[np.ndarray, np.ndarray]  # row indices in a table, and their values
 
@@ -33,7 +33,7 @@ class Records:
     numbers: ExampleTable
     # Yields the values of the records with the given ascending numbers, in parts.
     read: Callable[[np.ndarray], Iterable[np.ndarray]]
-    codes: str | None = None  # key of `CODE_VALUES` for values of 8 bits; None: numbers
+    codes: str | None = None  # one of `ENCODINGS`, of values of 8 bits; None: numbers
     files: Sequence[Path] = ()  # of images, by record number
 
     @functools.cached_property
@@ -75,7 +75,7 @@ class Records:
         features = np.empty((number, *self.first.shape[1:]), dtype)
         for places, values in self.placed():
             if self.encoding is not None:
-                values = CODE_VALUES[self.encoding][values]
+                values = decoded(values, self.encoding)
             features[places] = values
         return self.numbers.with_features(features)
 

@@ -19,12 +19,16 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.files.column_folder import StoredColumn
 from jaxdp_episodic.trainer.data.owners import Owners, PeopleStatistics, id_array
 
-# What 8-bit codes stand for, and their float values. Compiled code must look values up
-# here: a compiler may replace the division by a product, which rounds differently.
 UNIT = "unit"
 INVERTED = "inverted"
-_CODES = np.arange(256, dtype=np.uint8).astype(np.float32) / 255
-CODE_VALUES = {UNIT: _CODES, INVERTED: 1 - _CODES}
+ENCODINGS = (UNIT, INVERTED)
+"""What 8-bit codes stand for: their share of 255, or 1 minus that."""
+
+
+def decoded(codes: np.ndarray, encoding: str) -> np.ndarray:
+    """Returns the float32 values of 8-bit codes."""
+    values = codes / np.float32(255)
+    return values if encoding == UNIT else 1 - values
 
 
 class StoredFeatures:
@@ -40,20 +44,19 @@ class StoredFeatures:
         shape: tuple[int, ...] | None = None,
     ) -> None:
         if encoding is not None:
-            if encoding not in CODE_VALUES or column.dtype != np.uint8:
+            if encoding not in ENCODINGS or column.dtype != np.uint8:
                 raise ValueError(
                     f"{column.path} must hold uint8 in one of the encodings "
-                    f"{tuple(CODE_VALUES)}, or plain numbers; got {column.dtype} in "
+                    f"{ENCODINGS}, or plain numbers; got {column.dtype} in "
                     f"{encoding[:60]!r}"
                 )
         elif column.dtype.kind not in "iuf":
             raise ValueError(f"{column.path} must hold numbers, holds {column.dtype}")
-        # Key of `CODE_VALUES` for uint8 codes; None: the file holds the values.
+        # One of `ENCODINGS`, of uint8 codes; None: the file holds the values.
         self.encoding, self._column = encoding, column
         self.shape = column.shape if shape is None else shape
         self.ndim = len(self.shape)
         self.size = int(np.prod(self.shape, dtype=np.int64))
-        self.code_dtype = column.dtype
         self.dtype = column.dtype if encoding is None else np.dtype(np.float32)
 
     @property
@@ -64,16 +67,10 @@ class StoredFeatures:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def codes(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Returns the stored codes of the rows, and zeros where the mask is False."""
-        codes = np.zeros((*mask.shape, *self.shape[1:]), self._column.dtype)
-        codes[mask] = self._read(rows[mask])
-        return codes
-
     def __getitem__(self, index: Any) -> np.ndarray:
         rows = np.arange(len(self))[index]
         codes = self._read(rows.reshape(-1)).reshape(*rows.shape, *self.shape[1:])
-        return codes if self.encoding is None else CODE_VALUES[self.encoding][codes]
+        return codes if self.encoding is None else decoded(codes, self.encoding)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.trainer.data.table import CODE_VALUES, ExampleTable, StoredFeatures
+from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 
 T = TypeVar("T")
@@ -30,9 +30,7 @@ _AHEAD = 2
 class Block(NamedTuple):
     """B clip units of one draw, with all of their drawn examples."""
 
-    # (B, *slots, *features). For features on disk these are the stored codes, which
-    # `decoded` turns into numbers.
-    inputs: Any
+    inputs: Any  # (B, *slots, *features)
     # (B, *slots) float32: the examples' targets, or the indices of their classes among
     # all classes.
     targets: Any
@@ -85,20 +83,12 @@ def block_of(
     table: ExampleTable, examples: np.ndarray, mask: np.ndarray, present: np.ndarray
 ) -> Block:
     """Returns the block with these examples in its slots, and zeros where masked."""
-    examples = np.where(mask, examples, 0)
-    features = table.features
-    if isinstance(features, StoredFeatures):
-        inputs = features.codes(examples, mask)
-    else:
-        # Not a product: a masked slot refers to example 0, and if that is not finite,
-        # its product with zero would be NaN in every unit.
-        inputs = np.where(
-            _column(mask, mask.ndim + features.ndim - 1),
-            features[examples],
-            features.dtype.type(0),
-        )
     of_example = table.class_places if table.targets is None else table.targets
-    targets = np.where(mask, of_example[examples], 0).astype(np.float32)
+    inputs = np.zeros((*mask.shape, *table.features.shape[1:]), table.features.dtype)
+    targets = np.zeros(mask.shape, np.float32)
+    inputs[mask], targets[mask] = (
+        column[examples[mask]] for column in (table.features, of_example)
+    )
     return Block(inputs, targets, mask.astype(np.float32), present.astype(np.float32))
 
 
@@ -109,41 +99,11 @@ def zero_block(
     seen: int | None = None,
 ) -> Block:
     """Returns a block of zeros like a table's, of ``seen`` features if projected."""
-    features, shape = table.features, (block_size, *slot_shape)
-    kind = features.code_dtype if isinstance(features, StoredFeatures) else None
-    inputs = np.zeros((*shape, *features.shape[1:]), kind or features.dtype)
-    if seen is not None:
-        inputs = np.zeros((*shape, seen), np.float32)
-    zeros = np.zeros(shape, np.float32)
-    return Block(inputs, zeros, zeros, np.zeros(block_size, np.float32))
-
-
-def code_of(table: ExampleTable) -> str | None:
-    """Returns the encoding of a table's block inputs; None: they are numbers."""
-    return getattr(table.features, "encoding", None)
-
-
-def decoded(block: Block, encoding: str | None) -> Block:
-    """Returns a block, or a row of one, with numbers instead of codes."""
-    # They are bit for bit those of a table in memory. They are looked up, because a
-    # compiler may replace a division by 255 by a product. Their type is that of the
-    # mask, which is the training type. Slots without an example hold zeros.
-    if encoding is None:
+    none = np.zeros((block_size, *slot_shape), bool)
+    block = block_of(table, none.astype(int), none, np.zeros(block_size))
+    if seen is None:
         return block
-    values = jnp.asarray(CODE_VALUES[encoding], block.slot_mask.dtype)
-    numbers = values.at[block.inputs.astype(jnp.int32)].get(mode="promise_in_bounds")
-    there = _column(block.slot_mask > 0, numbers.ndim)
-    return block._replace(inputs=jnp.where(there, numbers, 0.0))
-
-
-@functools.lru_cache(maxsize=8)  # returns one function per loss, compiled once
-def loss_on_codes(
-    loss: Callable[[Any, Block], Array], encoding: str | None
-) -> Callable[[Any, Block], Array]:
-    """Returns a loss of clip units with coded inputs, given one for numbers."""
-    if encoding is None:
-        return loss
-    return lambda params, unit: loss(params, decoded(unit, encoding))
+    return block._replace(inputs=np.zeros((*none.shape, seen), np.float32))
 
 
 def _column(array: Any, num_axes: int) -> Any:

@@ -52,7 +52,6 @@ from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.table import INVERTED, ExampleTable
 from jaxdp_episodic.trainer.learners import learners, models
 from jaxdp_episodic.trainer.learners.adapted import adapted, begin_with, parameters_file
-from jaxdp_episodic.trainer.learners.episode import code_of
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
 from jaxdp_episodic.trainer.run.checks import check_held_out, check_owners, sampler_of
@@ -258,7 +257,7 @@ class Tables:
                 self.examples = {
                     "example_shape": list(data.features.shape[1:]),
                     "dtype": str(data.features.dtype),
-                    "inverted": code_of(data) == INVERTED,
+                    "inverted": getattr(data.features, "encoding", None) == INVERTED,
                 }
             else:
                 data = self._config.data.load(split, self.base)

@@ -37,8 +37,6 @@ from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 from jaxdp_episodic.trainer.gradient.noise import checked_noise, drawn_noise
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.learners.episode import (
-    code_of,
-    decoded,
     make_blocks,
     to_episode,
     zero_block,
@@ -238,7 +236,7 @@ class Evaluation:
         self._draw = draw._replace(examples=examples, mask=mask, holds_null=None)
         self.data, self.ways, self.shots, self.queries = data, ways, shots, queries
         self._seed = seed
-        self._how = {"ways": ways, "shots": shots, "encoding": code_of(data)}
+        self._how = {"ways": ways, "shots": shots}
         # The first example of each class (task), if any, is in its first slot.
         groups = np.where(mask[..., 0], data.class_places[examples[..., 0]], -1)
         self._groups = groups.reshape(num_episodes, -1)
@@ -307,7 +305,7 @@ def for_ways(learner: Any, ways: int | None) -> Any:
     return learner
 
 
-@functools.partial(jax.jit, static_argnames=("learner", "ways", "shots", "encoding"))
+@functools.partial(jax.jit, static_argnames=("learner", "ways", "shots"))
 def predicted_of_block(
     params: Any,
     block: Any,
@@ -315,7 +313,6 @@ def predicted_of_block(
     learner: Any,
     ways: int | None,
     shots: int,
-    encoding: str | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the predictions, targets and mask of the queries of each episode.
 
@@ -324,7 +321,7 @@ def predicted_of_block(
     learner, is_regression = for_ways(learner, ways), ways is None
 
     def one(block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        block = decoded(as_trained(block, training_dtype(params)), encoding)
+        block = as_trained(block, training_dtype(params))
         episode = to_episode(block, shots=shots, is_regression=is_regression)
         predicted, mask = learner.predict(params, episode), episode.query_mask
         if predicted.ndim != 2 - is_regression or len(predicted) != len(mask):
@@ -440,7 +437,6 @@ class PrivateValidation:
                 f"below it, got {str(step.clip_unit)!r} with {len(shape)}"
             )
         self._how = {"ways": None if axes == 1 else shape[-2], "shots": shots}
-        self._how["encoding"] = code_of(data)
         self.normalizer = checks.public_normalizer(normalizer, step, self._sampler)
         self.fixed = _validation.flag("fixed", fixed)
         if fixed and not _draws_everybody(step):

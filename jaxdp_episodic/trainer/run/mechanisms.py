@@ -339,8 +339,6 @@ class GradientStep(Mechanism):
         self._parts = parts
         self.sampler = sampler = checks.sampler_of(step, data)
         loss = episode.contribution_loss(learner, sampler.slot_shape, shots=parts.shots)
-        if start is None:  # else the model sees projected features
-            loss = episode.loss_on_codes(loss, episode.code_of(data))
         couples = getattr(learner, "couples_examples", True)
         self.needs = Needs.of(parts.shots, learner.is_regression, couples)
         self.complete_units = checks.checked_contributions(sampler, self.needs, budget)

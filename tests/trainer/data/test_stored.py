@@ -18,7 +18,7 @@ from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.data.folders import load_class_folders, load_omniglot
 from jaxdp_episodic.trainer.data.splits import rows_held_out
 from jaxdp_episodic.trainer.data.stored import load_stored, store
-from jaxdp_episodic.trainer.data.table import CODE_VALUES, StoredFeatures
+from jaxdp_episodic.trainer.data.table import StoredFeatures, decoded
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table, npz_records
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
@@ -231,18 +231,16 @@ def test_indexing_equals_numpys(folder):
             features[wrong]
 
 
-def test_codes_are_read_where_the_mask_is_true(folder):
+def test_blocks_hold_what_is_read_where_the_mask_is_true(folder):
     mask = np.array([[True, False], [False, True]])
     rows = np.array([[5, 10**9], [-3, 0]])  # masked places hold no valid index
-    codes = folder.table.features.codes(rows, mask)
-    assert codes.dtype == np.uint8
-    np.testing.assert_array_equal(codes[~mask], 0)
-    there = CODE_VALUES["unit"][codes[mask]]
-    np.testing.assert_array_equal(there, folder.memory.features[[5, 0]], strict=True)
-    assert folder.table.features.codes(rows[:0], mask[:0]).shape == (0, 2, 5, 8, 2)
-    scaled = np.arange(256, dtype=np.float32) / np.float32(255)  # as the loaders do
-    np.testing.assert_array_equal(CODE_VALUES["unit"], scaled, strict=True)
-    np.testing.assert_array_equal(CODE_VALUES["inverted"], 1 - scaled)
+    inputs = episode.block_of(folder.table, rows, mask, mask[:, 0]).inputs
+    np.testing.assert_array_equal(inputs[~mask], 0)
+    np.testing.assert_array_equal(inputs[mask], folder.memory.features[[5, 0]])
+    codes = np.arange(256, dtype=np.uint8)
+    scaled = codes.astype(np.float32) / np.float32(255)  # as the loaders do
+    np.testing.assert_array_equal(decoded(codes, "unit"), scaled, strict=True)
+    np.testing.assert_array_equal(decoded(codes, "inverted"), 1 - scaled, strict=True)
 
 
 def test_selections_and_fingerprints_equal_those_in_memory(folder, tmp_path):
@@ -418,8 +416,7 @@ def test_masked_slots_hold_zeros_for_inverted_codes_too(tables):
     inverted = type(stored.features)(stored.features._column, "inverted", (180, 2))
     table = dataclasses.replace(stored, features=inverted)
     mask = np.array([[True, False]])
-    block = episode.block_of(table, np.array([[7, 3]]), mask, np.ones(1))
-    inputs = np.asarray(episode.decoded(block, episode.code_of(table)).inputs)
+    inputs = episode.block_of(table, np.array([[7, 3]]), mask, np.ones(1)).inputs
     np.testing.assert_array_equal(inputs[0, 0], inverted[7], strict=True)
     np.testing.assert_array_equal(inputs[0, 1], np.zeros(2, np.float32), strict=True)
 
@@ -433,7 +430,6 @@ def test_a_run_is_resumed_on_the_same_data_only(tables, tmp_path, monkeypatch):
         read.append(len(rows))
         return of_column(column, rows)
 
-    monkeypatch.setattr(StoredFeatures, "__getitem__", None)
     again = plain_trainer(data=both(tables)[0], num_steps=4)
     run = plain_trainer(data=stored, num_steps=4)
     monkeypatch.setattr(StoredColumn, "read", counted)

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_970,
+    "jaxdp_episodic": 62_984,
     "jaxdp_episodic/accountant/describe": 3_873,
     "jaxdp_episodic/accountant/losses": 5_280,
     "jaxdp_episodic/accountant/methods": 5_944,
@@ -335,17 +335,17 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/statistics": 1_302,
     "jaxdp_episodic/trainer/run": 6_500,
     "jaxdp_episodic/trainer/audit": 1_838,
-    "jaxdp_episodic/tools/requests": 769,
+    "jaxdp_episodic/tools/requests": 777,
     "jaxdp_episodic/tools/sweep": 1_103,
-    "jaxdp_episodic/tools/plan": 2_082,
+    "jaxdp_episodic/tools/plan": 2_083,
     "jaxdp_episodic/tools/plots": 1_218,
     "jaxdp_episodic/tools/book": 1_134,
-    "jaxdp_episodic/tools/train": 1_275,
+    "jaxdp_episodic/tools/train": 1_277,
     "jaxdp_episodic/tools/explore": 474,
-    "jaxdp_episodic/tools/cli": 2_332,
+    "jaxdp_episodic/tools/cli": 2_335,
     "jaxdp_episodic/files": 1_431,
     "experiments": 7_103,
-    "tests": 48_336,
+    "tests": 48_329,
 }
 
 

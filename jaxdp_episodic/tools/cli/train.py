@@ -13,8 +13,10 @@ import numpy as np
 from jaxdp_episodic._progress import standard_error
 from jaxdp_episodic.accountant.report.sentences import upward
 from jaxdp_episodic.files.table_file import check_suffix, writing
+from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.cli import command
 from jaxdp_episodic.tools.cli.flags import UsageError
+from jaxdp_episodic.tools.requests.request import refuse_other_kind
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.examples import Examples, read_examples
 
@@ -40,6 +42,7 @@ def do_train(o: command.Options) -> list[str]:
         # JAX, which reads this when it is imported, leaves SIGTERM to us: we commit a
         # checkpoint.
         os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "false"
+    refuse_other_kind(read_toml(o.file), "a training config", "learner", "data")
     book = _booking(o)
     command.use_all_cores()
     from jaxdp_episodic.tools.train.run import run_training

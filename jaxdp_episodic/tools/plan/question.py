@@ -22,7 +22,7 @@ from jaxdp_episodic.accountant.describe.population import PersonBounds, Populati
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.tools.requests.request import read_population
+from jaxdp_episodic.tools.requests.request import read_population, refuse_other_kind
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM
 from jaxdp_episodic.trainer.data import fields
@@ -188,6 +188,7 @@ def read_plan(path: Path) -> PlanDescription:
     The data are loaded for their sizes.
     """
     mapping = read_toml(path)
+    refuse_other_kind(mapping, "a plan", "episode", "learner", "data")
     config = None
     if "step" in mapping and "episode" not in mapping:
         config = TrainingConfig.from_dict(mapping, where="config")

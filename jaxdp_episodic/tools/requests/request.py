@@ -244,12 +244,15 @@ _MAX_BYTES = 2**30  # of a table of records (npz: uncompressed)
 _RELEASE_NAMES = tuple(kind.__name__ for kind in RELEASES)
 _POPULATION_KEYS = ("sizes", "file", "levels", "row_level")
 
-# Keys that only other kinds of files have -> the kind of file.
-_OTHER_KINDS = {
-    "learner": "a training config, for `train`, `report` and `audit`",
+_CONFIG = "a training config, for `train`, `report` and `audit`"
+# The first of these keys that a file has tells its kind.
+_KINDS = {
+    "episode": "a plan, for `plan`",
     "axes": "a sweep, for `sweep`",
     "hyperparameters": "a search, for `tune`",
-    "episode": "a plan, for `plan`",
+    "learner": _CONFIG,
+    "data": _CONFIG,
+    "step": "a request, for `epsilon`",
 }
 
 AnyRequest = TypeVar("AnyRequest", EpsilonRequest, CalibrationRequest)
@@ -261,9 +264,7 @@ def read_request(
     """Returns the validated request in a TOML file; ``overrides`` replace its keys."""
     path = Path(path)
     mapping = read_toml(path)
-    for key, other in _OTHER_KINDS.items():
-        if key in mapping and key not in kind.__dataclass_fields__:
-            raise ValueError(f"a request must be given, got {other}: it has {key!r}")
+    refuse_other_kind(mapping, "a request", *kind.__dataclass_fields__)
     mapping |= {name: value for name, value in overrides.items() if value is not None}
     if "population" in mapping:  # one table for all steps
         tree = read_population(mapping.pop("population"), path.parent)
@@ -271,6 +272,13 @@ def read_request(
     if kind is EpsilonRequest and "calibrate" in mapping:
         raise ValueError("a file with the key 'calibrate' is for `calibrate`")
     return kind.from_dict(mapping, where="request")
+
+
+def refuse_other_kind(mapping: Mapping[str, Any], what: str, *own: str) -> None:
+    """Refuses a file for another command; ``own`` are the keys that tell its kind."""
+    key = next((key for key in _KINDS if key in mapping), None)
+    if key is not None and key not in own:
+        raise ValueError(f"{what} must be given, got {_KINDS[key]}: it has {key!r}")
 
 
 def read_population(table: Any, folder: Path) -> Population:

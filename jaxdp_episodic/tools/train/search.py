@@ -34,6 +34,7 @@ from jaxdp_episodic.files.atomic import atomic_folder, write_atomically
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.book.book import Order, Paid, check_in, check_out
 from jaxdp_episodic.tools.book.content import TUNE, BookTerms, new_name
+from jaxdp_episodic.tools.requests.request import refuse_other_kind
 from jaxdp_episodic.tools.train.run import (
     RELEASE,
     Booking,
@@ -255,6 +256,7 @@ def is_priced(name: str) -> bool:
 def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
     """Returns the search in a TOML file; paths of data are relative to it."""
     mapping = read_toml(path)
+    refuse_other_kind(mapping, "a search", "hyperparameters", "learner", "data")
     if "data" in mapping and "run" not in mapping:
         if not held_out_is_public:
             raise ValueError(

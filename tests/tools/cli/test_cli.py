@@ -241,6 +241,10 @@ def test_errors_are_one_line(call, content, complaint):
         ("explore --no-browser --port 99999", "--port must be in 0-65535, got 99999"),
         ("epsilon configs/omniglot_blocks.toml", "is for `calibrate`"),
         ("epsilon configs/demo.toml", "a training config, for `train`, `report`"),
+        ("train configs/omniglot.toml --out x", "a training config must be given, got"),
+        ("tune configs/omniglot.toml --out x", "given, got a request, for `epsilon`"),
+        ("plan configs/omniglot.toml --out x", "a plan must be given, got a request"),
+        ("train configs/tune_glyphs.toml --out x", "got a search, for `tune`: it has"),
         ("audit configs/omniglot.toml --out . --draws 0", "--draws must be a whole"),
         ("--print-completion fish", "unknown shell 'fish' (see"),
     ],
@@ -438,11 +442,8 @@ def test_a_cache_set_by_the_user_is_kept(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-CONFIGS = [
-    path
-    for path in sorted((ROOT / "configs").glob("*.toml"))
-    if "[learner]" not in path.read_text(encoding="utf-8")  # a training run
-]
+CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
+CONFIGS = [path for path in CONFIGS if "[learner]" not in path.read_text("utf-8")]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -33,22 +33,15 @@ from training_runs import PLAN
 
 CLASSES = jde.Population.from_sizes([20] * 40, level_names=("class", "example"))
 POOL = {"ways": 4, "shots": 1, "examples": (3,), "population": 20}
-COMPUTE = {
-    "episodes_per_step": 4,
-    "total_episodes": 200,
-    "fewest_steps": 20,
-    "most_steps": 60,
-}
+COMPUTE = {"episodes_per_step": 4, "total_episodes": 200}
+COMPUTE |= {"fewest_steps": 20, "most_steps": 60}
 SMALL = {"epsilon": 4.0, "delta": 1e-5, "compute": Compute(**COMPUTE)}
 
 
 @pytest.fixture(scope="module")
 def pool_plan():
-    request = PlanRequest(
-        episode=EpisodeShape(**POOL),
-        schemes=("poisson",),  # each kind of step costs seconds to compile
-        **SMALL,
-    )
+    # Each kind of step costs seconds to compile.
+    request = PlanRequest(episode=EpisodeShape(**POOL), schemes=("poisson",), **SMALL)
     return request, make_plan(request, CLASSES)
 
 
@@ -140,9 +133,8 @@ def test_epochs_are_compared_at_the_best_poisson_setting(number, is_cheaper):
     (episodes, steps), gain = in_epochs(epochs, asked, [one])
     assert (episodes.tolist(), steps.tolist()) == ([1.0], [60])
     assert gain.startswith("at 1 episodes, 60 steps and noise ")
-    assert float(gain.split(",")[-2].split()[-1]) < 3.9 and gain.endswith(
-        "Poisson sampling 4"
-    )
+    assert float(gain.split(",")[-2].split()[-1]) < 3.9
+    assert gain.endswith("Poisson sampling 4")
     # Without a Poisson candidate the settings are unchanged.
     (episodes, steps), gain = in_epochs(epochs, asked, [])
     assert (episodes.tolist(), steps.tolist(), gain) == ([2.0], [30], "")

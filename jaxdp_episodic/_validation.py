@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import difflib
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -167,6 +169,19 @@ def shown(value: Any) -> str:
 def one_line(error: BaseException) -> str:
     """Returns an error's message in one line; its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def recorded_warnings() -> Iterator[list[str]]:
+    """Yields a list; after the body it holds the warnings, without those of JAX."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        warnings.simplefilter("ignore", ResourceWarning)  # of no use to users
+        yield texts
+    jax = sys.modules.get("jax")
+    home = None if jax is None else Path(str(jax.__file__)).parent
+    ours = [w for w in caught if not home or not Path(w.filename).is_relative_to(home)]
+    texts += dict.fromkeys(str(w.message) for w in ours)
 
 
 def broadcast_shape(**arrays: Any) -> tuple[int, ...]:

@@ -121,7 +121,7 @@ def _per_unit(o: command.Options) -> list[str]:
 
 def _of_file(o: command.Options, kind: Any, **given: Any) -> list[str]:
     """Answers the request in a file; ``given`` replaces its keys."""
-    with command.recorded_warnings() as warned, command.waiting():
+    with _validation.recorded_warnings() as warned, command.waiting():
         request = requests.read_request(o.file, kind, **given)
         answer = request.answer()
     return _answer_lines(request, answer, warned, as_json=o.json)
@@ -136,7 +136,7 @@ def _of_ledgers(o: command.Options) -> list[str]:
         if o.method is not None:
             raise UsageError("--method does not go with an adaptive run")
         return _adaptive_lines(alone, budget, o)
-    with command.recorded_warnings() as warned, command.waiting():
+    with _validation.recorded_warnings() as warned, command.waiting():
         step, num_steps = ledgers.run_charged()
         request = requests.EpsilonRequest(
             step=step,

@@ -10,9 +10,7 @@ import signal
 import sys
 import threading
 import types
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxdp_episodic import _validation
@@ -202,19 +200,6 @@ class Options(types.SimpleNamespace):
                 )
 
 
-@contextlib.contextmanager
-def recorded_warnings() -> Iterator[list[str]]:
-    """Yields a list; after the body it holds the warnings, without those of JAX."""
-    texts: list[str] = []
-    with warnings.catch_warnings(record=True, action="always") as caught:
-        warnings.simplefilter("ignore", ResourceWarning)  # of no use to users
-        yield texts
-    jax = sys.modules.get("jax")
-    home = None if jax is None else Path(str(jax.__file__)).parent
-    ours = [w for w in caught if not home or not Path(w.filename).is_relative_to(home)]
-    texts += dict.fromkeys(str(w.message) for w in ours)
-
-
 def print_error(message: str) -> None:
     """Prints an error on standard error, in one line that fits a screen."""
     message = _LONG_WORD.sub(r"\1...\2", message)
@@ -336,7 +321,7 @@ def _done(name: str, work: Work, o: Options) -> int:
     signals = unchanged if name == "explore" else ended_by_sigterm()
     prints = name.partition(" ")[0] in _PRINT_WARNINGS_THEMSELVES
     try:
-        with signals, unchanged if prints else recorded_warnings() as texts:
+        with signals, unchanged if prints else _validation.recorded_warnings() as texts:
             lines = work(o)
     except USER_ERRORS as error:
         subject = "" if isinstance(error, UsageError) else str(o.subject)

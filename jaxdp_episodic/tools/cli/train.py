@@ -12,10 +12,11 @@ import numpy as np
 
 from jaxdp_episodic._progress import standard_error
 from jaxdp_episodic.accountant.report.sentences import upward
-from jaxdp_episodic.files.table_file import check_suffix, writing
+from jaxdp_episodic.files.table_file import check_suffix
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.cli import command
 from jaxdp_episodic.tools.cli.flags import UsageError
+from jaxdp_episodic.tools.requests.batch import write_columns
 from jaxdp_episodic.tools.requests.request import refuse_other_kind
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.examples import Examples, read_examples
@@ -137,10 +138,7 @@ def do_predict(o: command.Options) -> list[str]:
     lines += ["", *summary] if summary else []
     if o.out is not None:
         o.out.parent.mkdir(parents=True, exist_ok=True)
-        types = {str: "string", int: "int64", float: "float64"}
-        kinds = {name: types[type(cells[0])] for name, cells in columns.items()}
-        with writing(o.out, kinds) as write:
-            write([dict(zip(columns, row, strict=True)) for row in rows])
+        write_columns(o.out, columns)
         lines.append(f"written: {o.out}")
     return lines
 

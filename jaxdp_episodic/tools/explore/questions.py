@@ -10,7 +10,6 @@ import json
 import re
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,10 +57,7 @@ def start(path: Path | None) -> dict[str, Any]:
 def answer(part: str, question: Any) -> dict[str, Any]:
     """Returns one part of the page's results for a design, as JSON."""
     try:
-        with (
-            using_engine("numpy"),
-            warnings.catch_warnings(record=True, action="always") as caught,
-        ):
+        with using_engine("numpy"), _validation.recorded_warnings() as caught:
             table = _validation.instance("question", question, Mapping, "a table")
             fields = table.get("request")
             request = requests.EpsilonRequest.from_dict(fields, where="request")
@@ -74,10 +70,7 @@ def answer(part: str, question: Any) -> dict[str, Any]:
             place = ".".join(filter(None, (found[1].removeprefix("."), found[2])))
             text = text[text.index(": ") + 2 :]
         return {"error": {"place": place, "message": text}}
-    caveats = [
-        *(str(warning.message) for warning in caught),
-        *requests.caveats_on(request),
-    ]
+    caveats = [*caught, *requests.caveats_on(request)]
     return plain({**content, "remarks": list(dict.fromkeys(caveats))})
 
 

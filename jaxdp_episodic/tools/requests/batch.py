@@ -400,13 +400,14 @@ def unit_budgets(
     return columns | {"epsilon": spread.unit_epsilons}, spread.rate_rounding
 
 
-def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
+def write_columns(path: Path, columns: Mapping[str, Any]) -> None:
     """Writes a table as ``.jsonl``, ``.csv`` or ``.parquet``, atomically."""
+    arrays = {name: np.asarray(column) for name, column in columns.items()}
     kinds = {"i": "int64", "u": "int64", "f": "float64"}
-    types = {k: kinds.get(v.dtype.kind, "string") for k, v in columns.items()}
+    types = {k: kinds.get(v.dtype.kind, "string") for k, v in arrays.items()}
     with writing(path, types) as write:
-        for start in range(0, len(next(iter(columns.values()))), _ROWS_AT_ONCE):
+        for start in range(0, len(next(iter(arrays.values()))), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
-            cells = [column[part].tolist() for column in columns.values()]
+            cells = [column[part].tolist() for column in arrays.values()]
             rows = zip(*cells, strict=True)
             write([dict(zip(columns, row, strict=True)) for row in rows])

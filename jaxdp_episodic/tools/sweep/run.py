@@ -371,8 +371,7 @@ def evaluate_chunk(sweep: Sweep, number: int) -> tuple[np.ndarray, list[str]]:
     method = values.get(METHOD, np.full(size, sweep.methods[0]))
     width = len(answer_columns(sweep.grid, vars(sweep)))
     answers = np.full((size, width), np.nan)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with _validation.recorded_warnings() as texts:
         for wanted, way in itertools.product(sweep.quantities, sweep.methods):
             chosen = np.flatnonzero((quantity == wanted) & (method == way))
             if not chosen.size:
@@ -389,7 +388,7 @@ def evaluate_chunk(sweep: Sweep, number: int) -> tuple[np.ndarray, list[str]]:
                 else:
                     answers[chosen, 0] = request.answer()
                     answers[chosen, 2:] = 0.0  # whether it is a certified bound
-    return answers, list(dict.fromkeys(str(w.message) for w in caught))
+    return answers, texts
 
 
 def attempt(sweep: Sweep, number: int) -> ChunkResult:

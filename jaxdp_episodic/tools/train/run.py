@@ -10,16 +10,15 @@ import dataclasses
 import importlib.util
 import itertools
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax
 import optax
 from rich.console import Console
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic._progress import ProgressBar, standard_error
 from jaxdp_episodic.accountant._kernel_cache import keeping_kernels
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
@@ -394,12 +393,9 @@ def _run_elsewhere(
 @contextlib.contextmanager
 def _shown_warnings(console: Console) -> Iterator[None]:
     """Prints the library's warnings, each once, without those of JAX."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
+    with _validation.recorded_warnings() as texts:
         yield
-    home = Path(jax.__file__).parent
-    ours = [w for w in caught if not Path(w.filename).is_relative_to(home)]
-    for text in dict.fromkeys(str(w.message) for w in ours):
+    for text in texts:
         console.print(f"warning: {text}", highlight=False, markup=False)
 
 

@@ -149,7 +149,7 @@ def close_book(where: str) -> BookContent:
             write({"closed": True, "time": _now()})
         return content
 
-    return _changed(where, close, seen=read_book(where))
+    return _changed(where, close)
 
 
 def charge_query(
@@ -227,7 +227,7 @@ def charge(
         content.add(write(head | about))
         return content.entries[-1]
 
-    return _changed(where, pay, seen=seen)
+    return _changed(where, pay)
 
 
 def _check_resumed(
@@ -262,22 +262,13 @@ def _check_resumed(
 
 
 def _changed(
-    where: str,
-    act: Callable[[BookContent, _Write], _Result],
-    seen: BookContent | None = None,
-    writes: bool = True,
+    where: str, act: Callable[[BookContent, _Write], _Result], *, writes: bool = True
 ) -> _Result:
-    """Reads a book, on from ``seen``; returns ``act``'s result. One transaction."""
+    """Reads a book; returns ``act``'s result. One transaction."""
 
     def read(rows: Rows) -> _Result:
         try:
-            # A writer holds a lock: reading all would take longer the larger the book
-            # is. So only the rows after ``seen`` are read and checked.
-            found = [] if seen is None else rows.read(seen.num_records - 1)
-            if seen is not None and found and found[0].hash == seen.sha256:
-                content = read_rows(found[1:], seen)
-            else:  # the book is another one, or an older state
-                content = read_rows(rows.read())
+            content = read_rows(rows.read())
         except BookError as error:
             raise BookError(f"book {shown(where)}: {error}") from None
         after = content.num_records, content.sha256
@@ -376,7 +367,7 @@ def check_out(where: str, folder: Path, paid: Paid, *, steps: int) -> None:
                 f"not after {steps:,}: nothing of this folder may be released"
             )
 
-    _changed(where, end, seen=read_book(where))
+    _changed(where, end)
 
 
 def _restored(where: str, folder: Path) -> BookError:

@@ -365,23 +365,18 @@ class BookContent:
         self.sha256, self.num_records = row.hash, self.num_records + 1
 
 
-def read_rows(rows: Sequence[Row], seen: BookContent | None = None) -> BookContent:
-    """Returns the content of a book; checks all rows, or those after ``seen``."""
-    if seen is None and not rows:
+def read_rows(rows: Sequence[Row]) -> BookContent:
+    """Returns the content of a book; checks all of its rows."""
+    if not rows:
         raise BookError("it is empty")
     where = "record 0"
     try:
-        if seen is None:
-            content, rows = BookContent(_terms(rows[0]), rows[0].hash), rows[1:]
-        else:
-            grown = {"entries": [*seen.entries], "sessions": {**seen.sessions}}
-            content = dataclasses.replace(seen, **grown, ends={**seen.ends})
-        before = len(content.entries)
-        for row in rows:
+        content = BookContent(_terms(rows[0]), rows[0].hash)
+        for row in rows[1:]:
             where = f"record {row.number}"
             content.add(row)
         where, paid = "prices", content.paid
-        if len(paid) > before:  # earlier ones were checked when they were written
+        if paid:  # earlier ones were checked when they were written
             content.terms.prices.check(paid[:-1], paid[-1])
     except BookError:
         raise

@@ -1,8 +1,7 @@
 """A book's table of numbered rows, in an SQLite file or a database of SQLAlchemy.
 
-A transaction reads all rows that its process has not checked, and adds at most one. Row
-numbers are the primary key, so of two transactions that add the same one fails, at any
-isolation level.
+A transaction reads all rows, and adds at most one. Row numbers are the primary key, so
+of two transactions that add the same one fails, at any isolation level.
 """
 
 from __future__ import annotations

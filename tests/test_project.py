@@ -318,10 +318,10 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_956,
+    "jaxdp_episodic": 62_861,
     "jaxdp_episodic/accountant/describe": 3_873,
-    "jaxdp_episodic/accountant/losses": 5_280,
-    "jaxdp_episodic/accountant/methods": 5_944,
+    "jaxdp_episodic/accountant/losses": 5_182,
+    "jaxdp_episodic/accountant/methods": 5_947,
     "jaxdp_episodic/accountant/numerics": 3_205,
     "jaxdp_episodic/accountant/questions": 6_155,
     "jaxdp_episodic/accountant/bounds": 1_921,

@@ -7,10 +7,8 @@ arXiv:1807.01647v2, Theorems 2 and 10.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -22,6 +20,7 @@ from jaxdp_episodic.accountant.losses.gaussian import (
     scaled,
 )
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    MixtureLoss,
     SwappedGaussianLoss,
     ZeroedGaussianLoss,
     zeroed_excess,
@@ -30,14 +29,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
     Pair,
-    Rate,
-    half_line,
-    log_mixture,
-    log_normal,
-    path_points,
-    real_log_mixture,
-    sampled_ends,
-    two_sided,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
@@ -46,16 +37,9 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Tails,
 )
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial
-from jaxdp_episodic.accountant.numerics.complex_exponentials import (
-    cos_sin,
-    log_complex,
-    polar,
-    times,
-)
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
-    map_arrays,
     map_first,
     namespace,
 )
@@ -77,10 +61,6 @@ _LOST_NATS = 46.0  # terms this far below a sum, all together, change no digit o
 _LEAST_LOG_TAIL = -1500.0
 # Largest log-density at which a distribution is truncated, relative to its peak.
 _LEAST_CUT = -18.0
-# Relative increase of the number of nodes for every factor e in the number of terms.
-_NODES_PER_LOG_TERM = 0.4
-# Largest imaginary part of the path, in standard deviations of the narrowest term.
-_MOST_HEIGHT = 3.4
 # Replaces log 0 where a difference of two of them would be NaN.
 _LOG_NOTHING = -1e130
 
@@ -222,7 +202,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         total, *sums = np.add.reduceat(found, start, axis=1)
         return np.log(total) + finite, *(part / total for part in sums)
 
-    def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
+    def _one(self, any_rate: Array, shift: Array) -> MixtureLoss:
         """Returns the pair of k episodes with the unit, sampled at P(J >= 1)."""
         one = namespace(any_rate, shift).ones_like(any_rate)
         return SwappedGaussianLoss(one, any_rate, shift)
@@ -235,7 +215,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
     @property
     def num_terms(self) -> Array:
         """See `Nodes`: terms that are not truncated."""
-        return np.minimum(self.kept, self.num_episodes)
+        return namespace(*self.fields).minimum(self.kept, self.num_episodes)
 
     def truncated(
         self, log_goal: np.ndarray, count: np.ndarray
@@ -249,101 +229,15 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         return dataclasses.replace(self, kept=kept), log_added, terms > MOST_TERMS
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `Nodes`: one path for all terms, as they have the same log-ratio."""
-        _, log_cut, height, num_nodes, num_terms = rule
+        """See `Nodes`: the mixture of the nodes of all terms."""
+        backward, log_cut, height, num_nodes, num_terms = rule
         xp = namespace(*self.fields, log_cut, height)
-        k, log_weight, used, any_rate = self._weighted_terms(log_cut, num_terms)
-        narrowest = xp.min(xp.where(used, k, xp.inf), axis=(0, 1))
-        s, width, p = narrowest * self.shift, k / narrowest, Rate.of(any_rate)
-        log_factor = xp.maximum(log_weight, -1e300) - xp.log(width)
-        cut = xp.minimum(log_cut[:, None] - log_weight, _LEAST_CUT)
-        _, high, _ = sampled_ends(p, width * s, cut)
-        own = xp.where(used, high - 0.5 * width * s, 0.0)
-        scale, end = xp.max(own, axis=(0, 1)), xp.max(width * own, axis=1)
-        kink = xp.clip((p.log_rest - p.log) / s, 0.0, xp.max(end, axis=0))
-        steep = s * xp.sqrt(1 + (kink / scale) ** 2)
-        end, kink = (xp.arcsinh(x / scale) * scale for x in (end, kink))
-        floor = xp.zeros_like(s)
-        size = int(num_nodes * (1 + _NODES_PER_LOG_TERM * math.log(num_terms)))
-        line = map_first(lambda end: half_line(floor, end, (kink,), steep, size), end)
-        last = xp.where(used, 0.5 * width * width * s, 0.0)
-        last = xp.arcsinh(xp.max(last, axis=(0, 1)) / scale) * scale
-        v, element = path_points(
-            line, floor, kink, steep, height, last=last, most=_MOST_HEIGHT
-        )
-        re, im = v[0] / scale, v[1] / scale
-        grown, rise = xp.sinh(re), xp.cosh(re)
-        cos, sin = cos_sin(im)
-        x = scale * grown * cos, scale * rise * sin
-        element = times(element, (rise * cos, grown * sin))
-
-        def log_density(x: Pair, used: Array) -> Pair:
-            """Returns the log-density of Q at points (J, m)."""
-
-            def term(k: Any) -> Pair:
-                """Returns term k, or for a slice all of them, (terms, J, m)."""
-                wide = width[k]
-                re, im = log_normal((x[0] / wide + 0.5 * wide * s, x[1] / wide))
-                return xp.where(used[k], log_factor[k] + re, -1e300), im
-
-            if xp is np:
-                re, im = term(np.s_[:, None])
-                peak = np.max(re, axis=0)
-                total = tuple(np.sum(part, axis=0) for part in polar(re - peak, im))
-            else:
-                # XLA takes three times as long for sums over a first axis.
-                loop = functools.partial(fori_loop, xp, 0, num_terms)
-                peak = xp.full_like(x[0], -1e300)
-                peak = loop(lambda k, peak: xp.maximum(peak, term(k)[0]), peak)
-
-                def add(k: Array, total: Pair) -> Pair:
-                    re, im = term(k)
-                    re, im = polar(re - peak, im)
-                    return total[0] + re, total[1] + im
-
-                total = loop(add, (xp.zeros_like(peak),) * 2)
-            re, im = log_complex(*total)
-            return re + peak, im
-
-        y = map_first(lambda x: log_mixture((s * x[0], s * x[1]), p), x)
-
-        def finish(x: Pair, element: Pair, y: Pair, used: Array) -> LossNodes:
-            end = x[0][-1:]
-            end_density, _ = log_density((end, xp.zeros_like(end)), used)
-            end_loss = real_log_mixture(s * end[0], p)
-            density = log_density(x, used)
-            given = y, density, element, end_density[0], end_loss
-            given = map_arrays(lambda a: xp.concatenate([a, a], axis=-1), given)
-            above = xp.concatenate([xp.ones_like(s), xp.zeros_like(s)])
-            *given, log_q, end = given
-            return two_sided(*given, above, log_q + above * end, (2 * above - 1) * end)
-
-        return map_first(finish, x, element, y, used)
-
-    def _weighted_terms(self, log_cut: Array, num_terms: int) -> tuple[Array, ...]:
-        """Returns k, ``log(P(J = k) / e1)``, which terms matter, and e1 = P(J >= 1)."""
-        xp = namespace(*self.fields, log_cut)
         terms = xp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
         kept = xp.minimum(self.kept, self.num_episodes)
         k = xp.minimum(terms, kept)
         log_weight, any_rate = _log_weight(self.num_episodes, k, self.rate)
         # Terms rarer than the truncated probability are left out.
         used = (terms <= kept) & (log_weight > log_cut[:, None])
-        return k, log_weight, used, any_rate
-
-
-@dataclass(frozen=True)
-class ZeroedEpisodesLoss(IndependentEpisodesLoss):
-    """The same under zero_out: with a null unit an episode contributes 0."""
-
-    is_symmetric: ClassVar[bool] = False
-    forward_is_larger: ClassVar[bool] = True
-
-    def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `Nodes`: the mixture of the nodes of all terms."""
-        backward, log_cut, height, num_nodes, num_terms = rule
-        xp = namespace(*self.fields, log_cut, height)
-        k, log_weight, used, any_rate = self._weighted_terms(log_cut, num_terms)
         weight = xp.where(used, xp.exp(log_weight), 0.0)
         log_cut = xp.minimum(log_cut[:, None] - log_weight, _LEAST_CUT)
 
@@ -356,6 +250,14 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
         one = self._one(flat(any_rate[None]), flat(k * self.shift))
         parts = one.nodes(NodeRule(*cuts, num_nodes))
         return map_first(_mixed, parts, weight, used)
+
+
+@dataclass(frozen=True)
+class ZeroedEpisodesLoss(IndependentEpisodesLoss):
+    """The same under zero_out: with a null unit an episode contributes 0."""
+
+    is_symmetric: ClassVar[bool] = False
+    forward_is_larger: ClassVar[bool] = True
 
     def _one(self, any_rate: Array, shift: Array) -> ZeroedGaussianLoss:
         one = namespace(any_rate, shift).ones_like(any_rate)

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_861,
+    "jaxdp_episodic": 62_852,
     "jaxdp_episodic/accountant/describe": 3_873,
     "jaxdp_episodic/accountant/losses": 5_182,
     "jaxdp_episodic/accountant/methods": 5_947,
@@ -327,7 +327,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/bounds": 1_921,
     "jaxdp_episodic/accountant/interop": 1_714,
     "jaxdp_episodic/accountant/report": 2_057,
-    "jaxdp_episodic/trainer/data": 3_507,
+    "jaxdp_episodic/trainer/data": 3_498,
     "jaxdp_episodic/trainer/draw": 1_481,
     "jaxdp_episodic/trainer/config": 1_344,
     "jaxdp_episodic/trainer/gradient": 1_474,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_318,
     "jaxdp_episodic/files": 1_431,
     "experiments": 7_103,
-    "tests": 48_329,
+    "tests": 48_327,
 }
 
 

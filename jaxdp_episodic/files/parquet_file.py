@@ -112,8 +112,8 @@ def record_batches(path: Path, names: Sequence[str], rows: int) -> Iterator[Any]
 
 def parquet_arrays(
     path: Path, names: Sequence[str], width: int | None = None
-) -> Iterator[list[np.ndarray]]:
-    """Yields columns of numbers, or of lists of ``width`` numbers, as (n, numbers)."""
+) -> Iterator[tuple[int, list[np.ndarray]]]:
+    """Yields records before, and columns of (lists of) numbers as (n, width)."""
     if (first := next(record_batches(path, names, 1), None)) is None:
         return
     probes = [_array(first.column(name), name, path, 0) for name in names]
@@ -129,7 +129,7 @@ def parquet_arrays(
                     "or lists of numbers of one length, has "
                     f"{column.shape[1:]} in a record"
                 )
-        yield [column.reshape(len(column), -1) for column in columns]
+        yield before, [column.reshape(len(column), -1) for column in columns]
         before += batch.num_rows
 
 

@@ -19,7 +19,7 @@ from jaxdp_episodic.tools.cli.flags import UsageError
 from jaxdp_episodic.tools.requests.batch import write_columns
 from jaxdp_episodic.tools.requests.request import refuse_other_kind
 from jaxdp_episodic.trainer.config.training_config import read_config
-from jaxdp_episodic.trainer.data.examples import Examples, read_examples
+from jaxdp_episodic.trainer.data.user_files import Examples, read_examples
 
 _PROCESSES = ("coordinator", "num_processes", "process_index")
 

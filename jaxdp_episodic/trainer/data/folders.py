@@ -200,7 +200,7 @@ def listed_classes(
     if keeps is not None:
         names = list(files)
         files = {names[i]: files[names[i]] for i in np.flatnonzero(keeps(names))}
-    return _of_classes(files, None, size, grey, UNIT, owner)
+    return _of_classes(files, size, grey, owner)
 
 
 def listed_mini_imagenet(path: Path, split: str = TRAIN, **options: Any) -> Records:
@@ -215,7 +215,7 @@ def listed_omniglot(
 ) -> Records:
     """Returns the image files that `load_omniglot` reads."""
     problems: list[str] = []
-    files, parents = {}, []
+    files = {}
     for alphabet in _entries(path, problems, are_images=False):
         characters = _entries(alphabet, problems, are_images=False)
         if not characters:
@@ -226,10 +226,8 @@ def listed_omniglot(
         for one in characters:
             name = f"{alphabet.name}/{one.name}"
             files[name] = _entries(one, problems, are_images=True)
-            parents.append(alphabet.name)
     _refuse(problems)
-    above = parents if alphabets else None
-    return _of_classes(files, above, size, True, INVERTED, owner)
+    return _of_classes(files, size, True, owner, INVERTED, alphabets)
 
 
 def _file_list(path: Path) -> Path | None:
@@ -281,13 +279,13 @@ def _of_list(listed: Path, problems: list[str]) -> dict[str, list[Path]]:
 
 def _of_classes(
     files: dict[str, list[Path]],
-    above: Sequence[str] | None,
     size: int | None,
     grey: bool,
-    codes: str,
     owner: Owner | None,
+    codes: str = UNIT,
+    has_alphabets: bool = False,
 ) -> Records:
-    """Returns the images of all classes, with their units and owners."""
+    """Returns the images of all classes, "alphabet/class", with units and owners."""
     if size is not None:
         most = math.isqrt(_MAX_PIXELS)
         size = _validation.whole_number("size", size, maximum=most)
@@ -305,14 +303,15 @@ def _of_classes(
             [owner_of(f"{name}/{file.name}") for name, file in pairs],
             where=lambda place: str(paths[place]),
         )
-    if above is not None:
+    if has_alphabets:
         if 0 in counts:
             raise NotImplementedError(
                 f"class {names[counts.index(0)]!r} has no images: empty classes are "
                 "supported only without a level above them"
             )
+        above = [name.partition("/")[0] for name in names]
         units = {"alphabet": np.repeat(above, counts), **units}
-    public = names if above is None else None
+    public = None if has_alphabets else names
     table = numbered(
         np.arange(len(paths)), units=units, public_units=public, owners=owners
     )

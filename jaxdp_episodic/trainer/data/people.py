@@ -194,11 +194,8 @@ def _kept(
 def _ranks(group: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Returns the rank, from 0, of each value within its group."""
     order = np.lexsort((values, group))
-    ordered = group[order]
-    starts = np.flatnonzero(np.r_[True, np.diff(ordered) != 0])
-    sizes = np.diff(np.r_[starts, len(group)])
-    ranks = np.empty(len(group), np.int64)
-    ranks[order] = np.arange(len(group)) - np.repeat(starts, sizes)
+    ordered, ranks = group[order], np.empty(len(group), np.int64)
+    ranks[order] = np.arange(len(group)) - np.searchsorted(ordered, ordered)
     return ranks
 
 

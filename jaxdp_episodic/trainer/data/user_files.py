@@ -1,15 +1,17 @@
-"""Loaders of users' files: arrays (npz) and records (CSV, Parquet)."""
+"""Users' files: arrays (npz), records (CSV, Parquet), and examples to predict."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import itertools
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -19,10 +21,22 @@ from jaxdp_episodic.files import parquet_file
 from jaxdp_episodic.files.archive import array_names, read_arrays
 from jaxdp_episodic.files.json_file import repeated
 from jaxdp_episodic.files.table_file import csv_lines, read_csv_columns
-from jaxdp_episodic.trainer.data.folders import decoded_parts
+from jaxdp_episodic.trainer.data.folders import (
+    decoded_parts,
+    is_image_name,
+    listed_classes,
+    listed_images,
+    of_files,
+)
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, id_array
 from jaxdp_episodic.trainer.data.stored import Records, only
-from jaxdp_episodic.trainer.data.table import UNIT, ExampleTable, kept_numbers, numbered
+from jaxdp_episodic.trainer.data.table import (
+    INVERTED,
+    UNIT,
+    ExampleTable,
+    kept_numbers,
+    numbered,
+)
 
 _BATCH_IMAGES = 256  # most images read at a time
 _IMAGES = "images"  # array of an npz file
@@ -347,12 +361,10 @@ def _number_parts(
         return lambda: [values]
 
     def parts() -> Iterator[np.ndarray]:
-        before = 0
-        for columns in parquet_file.parquet_arrays(path, features):
+        for before, columns in parquet_file.parquet_arrays(path, features):
             named = zip(features, columns, strict=True)
             numbers = [numbers_of(one, name, path, before) for name, one in named]
             yield np.concatenate(numbers, axis=1).astype(np.float32)
-            before += len(columns[0])
 
     return parts
 
@@ -388,11 +400,10 @@ def _read_images(
         _validation.whole_number("shape", side)
 
     def images() -> Iterator[np.ndarray]:
-        before = 0
-        for (column,) in parquet_file.parquet_arrays(path, [name], math.prod(shape)):
+        parts = parquet_file.parquet_arrays(path, [name], math.prod(shape))
+        for before, (column,) in parts:
             values = as_images(column.reshape(len(column), *shape))
             yield kept_numbers(f"{name} in {path}", values, before)
-            before += len(column)
 
     return functools.partial(only, images)
 
@@ -535,3 +546,112 @@ def _is_number(name: str) -> bool:
     except ValueError:
         return False
     return "_" not in name  # "2019_2020" is a name, although Python parses it
+
+
+# --- Examples in file order, for evaluation and prediction ---
+
+
+class Examples(NamedTuple):
+    """Examples in file order."""
+
+    # File path relative to the common folder, or record number from 1.
+    names: list[str]
+    features: np.ndarray  # (n, *shape)
+    units: np.ndarray | None  # (n,) ids of the class or task; None: not given
+    targets: np.ndarray | None  # (n,) float32; None: not given
+
+
+def read_examples(
+    paths: Sequence[Path], *, shape: tuple[int, ...], source: Mapping[str, Any]
+) -> Examples:
+    """Returns the examples of class folders, of image files, or of one table."""
+    if not paths:
+        raise ValueError("there must be at least one file or folder, got none")
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist")
+    first, suffix = paths[0], paths[0].suffix.lower()
+    if suffix == ".npz" or suffix in (".csv", ".parquet"):
+        if len(paths) > 1:
+            raise ValueError(f"{first} must be the only file, got {len(paths)}")
+        if suffix == ".npz":
+            found = npz_records(first, shape=shape, max_bytes=MAX_BYTES)
+        else:
+            found = _of_table(first, source)
+    elif len(shape) != 3 or shape[2] not in (1, 3):
+        raise ValueError(
+            f"examples of shape {shape} must come in one .npz, .csv or .parquet file, "
+            f"got {first}"
+        )
+    else:
+        found = _listed(paths, shape[0] if shape[0] == shape[1] else None, shape[2] < 2)
+        codes = INVERTED if source.get("inverted") else UNIT
+        found = dataclasses.replace(found, codes=codes)
+    if (given := found.first.shape[1:]) != shape:
+        raise ValueError(f"{first} must give examples of shape {shape}, gives {given}")
+    table = found.table(None if suffix == ".npz" else MAX_BYTES)
+    order = np.argsort(np.asarray(found.numbers.features))
+    names, units = [str(record + 1) for record in range(len(order))], None
+    if found.files:
+        is_in = first.is_dir()
+        names = [one.name if is_in else str(one) for one in found.files]
+    if len(table.level_names) > 1:
+        units = table.unit_column(table.level_names[-2])[order]
+        if found.files:
+            pairs = zip(units.tolist(), names, strict=True)
+            names = [f"{unit}/{name}" for unit, name in pairs]
+    targets = None if table.targets is None else table.targets[order]
+    return Examples(names, np.asarray(table.features)[order], units, targets)
+
+
+def _listed(paths: Sequence[Path], size: int | None, grey: bool) -> Records:
+    """Returns image files, with their classes if they lie in folders."""
+    first, files = paths[0], list(paths)
+    if not first.is_dir():
+        for path in paths:
+            if not is_image_name(path.name):
+                raise ValueError(
+                    f"{path} must be an image, a folder, or a file .npz, .csv or "
+                    ".parquet"
+                )
+    elif len(paths) > 1:
+        raise ValueError(f"{first} must be the only folder, got {len(paths)} paths")
+    elif any(one.is_dir() and one.name[0] != "." for one in first.iterdir()):
+        found = listed_classes(first, size=size, grey=grey)
+        tree = found.numbers.population
+        assert tree.unit_ids  # of folders, which have names
+        classes = zip(tree.unit_ids[0], tree.children_counts[1], strict=True)
+        if empty := [str(name) for name, number in classes if not number]:
+            shown = _validation.shown(", ".join(empty))
+            warnings.warn(
+                f"{first}: skipping folders without images: {shown}", stacklevel=3
+            )
+        return found
+    elif not (files := listed_images(first)):
+        raise ValueError(f"{first} must hold images, or folders of them; it has none")
+    table = numbered(np.arange(len(files)), units={})
+    return of_files(files, table, size, grey, UNIT)
+
+
+def _of_table(path: Path, source: Mapping[str, Any]) -> Records:
+    """Returns the records of a CSV or Parquet file; class and target are optional."""
+    features, label = source.get("features"), source.get("label")
+    groups = source.get("groups") if label is None else [label]
+    if not features or not groups:
+        raise ValueError(
+            f"{path}: the release was not trained on a table, so the columns to read "
+            "are unknown; give an .npz file, or a folder of images if the release "
+            "reads images"
+        )
+    there = names_of_columns(path)
+    unit, target = str(groups[-1]), source.get("target")
+    given: dict[str, Any] = {} if label is None else {"label": label}
+    if unit not in there:
+        given = {}
+    elif label is None:
+        given = {"groups": [unit]}
+    if isinstance(target, str) and target in there:
+        given["target"] = target
+    return table_records(
+        path, features=features, needs_units=False, max_bytes=MAX_BYTES, **given
+    )

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxdp_episodic.trainer.data.examples import read_examples
 from jaxdp_episodic.trainer.data.folders import (
     listed_classes,
     load_class_folders,
@@ -18,7 +17,7 @@ from jaxdp_episodic.trainer.data.folders import (
     recognized,
 )
 from jaxdp_episodic.trainer.data.sources import MiniImageNet
-from jaxdp_episodic.trainer.data.user_files import load_npz
+from jaxdp_episodic.trainer.data.user_files import load_npz, read_examples
 
 RNG = np.random.default_rng(0)
 

@@ -7,10 +7,9 @@ import pytest
 
 from jaxdp_episodic.files import parquet_file
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.trainer.data import examples
-from jaxdp_episodic.trainer.data.examples import read_examples
+from jaxdp_episodic.trainer.data import user_files
 from jaxdp_episodic.trainer.data.stored import load_stored
-from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
+from jaxdp_episodic.trainer.data.user_files import load_npz, load_table, read_examples
 
 RNG = np.random.default_rng(0)
 
@@ -265,7 +264,7 @@ def test_lists_of_numbers_are_features(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="max_bytes=700 bytes|at most max_bytes=700"):
         load_table(path, label="word", features=["vector"], max_bytes=700)
     path = with_lists(tmp_path, vectors=[[0.0] * 500] * 30)  # small while compressed
-    monkeypatch.setattr(examples, "MAX_BYTES", 50_000)
+    monkeypatch.setattr(user_files, "MAX_BYTES", 50_000)
     with pytest.raises(ValueError, match="max_bytes=50000 bytes, 30 .* take 60120"):
         read_examples([path], shape=(501,), source=source | {"label": "x"})
 

@@ -243,7 +243,6 @@ def log_integral(
     def integrand(x: Array) -> tuple[Array, ...]:
         sums: Any = (0.0,) * parts
         for y, b in pairs(x):
-            # `scaled_power_excess` rounds less, but compiles and runs longer.
             found = scaled_power_excess_derivatives(y, b - scale, t, direction)
             if several := tuple(range(y.ndim - x.ndim)):
                 found = tuple(xp.sum(a, axis=several) for a in found)

@@ -26,7 +26,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp, namespace
 from jaxdp_episodic.accountant.numerics.power_excess import (
     log_expm1,
-    scaled_power_excess,
     scaled_power_excess_derivatives,
 )
 
@@ -108,7 +107,8 @@ def log_excess_of_atoms(
     power = -t if direction == "backward" else 1 + t
     peak = xp.max(base + power * loss, axis=0) - LARGEST_EXPONENT
     peak = xp.maximum(peak, 0.0)
-    value = xp.sum(scaled_power_excess(loss, base - peak, t, direction), axis=0)
+    parts = scaled_power_excess_derivatives(loss, base - peak, t, direction)
+    value, *slopes = (xp.sum(part, axis=0) for part in parts)
     # Q's log-probabilities have rounding errors as large as those of the losses. If
     # they are large use ``M - 1 <= E[e^(t L) - 1; L > 0]``, with probabilities of at
     # most 1.
@@ -120,11 +120,7 @@ def log_excess_of_atoms(
     most = logsumexp(xp.where(above, part, -xp.inf))
     found = (xp.log(value) + peak,), (1 + t) * largest, (most,)
     (excess,) = with_rounding(*found)
-    if not rule.with_derivatives:
-        return (excess,)
-    parts = scaled_power_excess_derivatives(loss, base - peak, t, direction)
-    total, first, second = (xp.sum(part, axis=0) for part in parts)
-    return excess, first / total, second / total
+    return excess, *(slope / value for slope in slopes * rule.with_derivatives)
 
 
 def tails_of_values(u: Array, loss: Array, log_mass: Array) -> Tails:

@@ -41,7 +41,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     namespace,
 )
 from jaxdp_episodic.accountant.numerics.power_excess import (
-    scaled_power_excess,
     scaled_power_excess_derivatives,
 )
 from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels
@@ -144,9 +143,8 @@ def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:
     peak = xp.maximum(xp.max(b + power * y, axis=0) - LARGEST_EXPONENT, 0.0)
 
     def values(y: Array, b: Array) -> tuple[Array, ...]:
-        if with_derivatives:
-            return scaled_power_excess_derivatives(y, b - peak, t, direction)
-        return (scaled_power_excess(y, b - peak, t, direction),)
+        found = scaled_power_excess_derivatives(y, b - peak, t, direction)
+        return found[: 3 if with_derivatives else 1]
 
     sums = [xp.sum(value, axis=0) for value in values(y, b)]
     edges = _edges(1 + t, p, s, quadrature.num_panels)

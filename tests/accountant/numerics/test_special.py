@@ -10,7 +10,6 @@ from jaxdp_episodic.accountant._engine import float64_boundary, using_engine
 from jaxdp_episodic.accountant.numerics import special
 from jaxdp_episodic.accountant.numerics.power_excess import (
     log_expm1,
-    scaled_power_excess,
     scaled_power_excess_derivatives,
 )
 
@@ -155,7 +154,6 @@ DIRECTIONS = ("forward", "backward", "symmetric")
 Y = np.array([s * y for y in (1e-12, 0.029, 0.031, 3, 30) for s in (1, -1)])
 T = np.array([1e-6, 0.01, 0.7, 1.0, 2.3, 20.0])
 
-value = float64_boundary(scaled_power_excess, static=("direction",))
 derivatives = float64_boundary(scaled_power_excess_derivatives, ("direction",))
 log_difference = float64_boundary(log_expm1)
 
@@ -173,22 +171,23 @@ def exact(y: float, b: float, t: object, direction: str) -> mp.mpf:
 @pytest.mark.parametrize("b", [0.0, -40.0])
 def test_power_excess(direction, b, engine):
     y, t = (a.reshape(-1) for a in np.meshgrid(Y, T))
-    got = value(y, np.full_like(y, b), t, direction=direction)
+    got, *_ = derivatives(y, np.full_like(y, b), t, direction=direction)
     want = np.array(
         [float(exact(v, b, u, direction)) for v, u in zip(y, t, strict=True)]
     )
-    # Powers up to e^600 amplify the rounding of the exponent.
-    scale = 4e-15 + 4e-16 * (1 + np.abs(t)) * np.abs(y) + 2e-16 * abs(b)
+    # Powers up to e^600 amplify the rounding of the exponent. Terms cancel near 0.1.
+    scale = 3e-14 + 4e-16 * (1 + np.abs(t)) * np.abs(y) + 2e-16 * abs(b)
     assert np.all(np.abs(got / want - 1) <= scale)
     assert np.all(got >= 0)
 
 
 def test_no_loss_is_no_excess_and_a_weight_keeps_a_power_from_overflowing():
     setting = 100.0, -900.0, 9.0
-    got = value(*np.array(setting)[:, None], direction="forward")
+    got, *_ = derivatives(*np.array(setting)[:, None], direction="forward")
     assert got == pytest.approx(float(exact(*setting, "forward")), rel=1e-12)
     for direction in DIRECTIONS:
-        assert value(*np.array([[0.0], [0.0], [3.0]]), direction=direction) == 0
+        nothing = derivatives(*np.array([[0.0], [0.0], [3.0]]), direction=direction)
+        assert nothing[0] == 0
 
 
 @pytest.mark.few(2)

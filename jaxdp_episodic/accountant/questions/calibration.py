@@ -21,8 +21,9 @@ from jaxdp_episodic.accountant.describe.designs import (
 )
 from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.releases import RELEASES, LaplaceRelease
+from jaxdp_episodic.accountant.describe.spec import mapped
 from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep
-from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
+from jaxdp_episodic.accountant.methods.run import EpsilonAt
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import check_method, public_function
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
@@ -68,7 +69,7 @@ _MAX_STEPS = 2**53
 # Longest epoch of the search, in steps.
 _LONGEST_EPOCH = 2**30
 
-
+NUM_STEPS = "num_steps"
 Excess = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From numbers and elements to the elements' ``log(epsilon / target)``."""
 
@@ -97,10 +98,7 @@ class Targets:
 
     def smallest_noise(self, tolerance: float) -> np.ndarray:
         """Returns (n,) smallest noise within the target; inf where none is."""
-        step: Any = self.step
-        by_noise = self.excess_by(
-            lambda noise: dataclasses.replace(step, noise_multiplier=noise)
-        )
+        by_noise = self.excess_by("noise_multiplier")
 
         def excess(inverse: np.ndarray, active: np.ndarray) -> np.ndarray:
             return by_noise(1 / inverse, active)
@@ -116,41 +114,37 @@ class Targets:
                 excess, low, high, tolerance=tolerances, ends=ends
             )
 
-    def excess_by(
-        self, changed: Callable[[np.ndarray], OneStep], initial: float = 1.0
-    ) -> Excess:
-        """Returns the excess of some elements as a function of a number of the step."""
-        every = np.full(self.size, initial)
+    def excess_by(self, place: str) -> Excess:
+        """Returns the excess as a function of the number at a field path."""
 
         def excess(value: np.ndarray, active: np.ndarray) -> np.ndarray:
-            every[active] = value
-            return self.excess(active, step=changed(every.reshape(self.shape)))
+            found, large = np.empty(active.size), self.epsilon[active] > _LARGE
+            for method, some in ((self.method, ~large), (_QUICK[self.method], large)):
+                if np.any(some):
+                    asked = place, value[some], active[some], method
+                    found[some] = self.excess(*asked)
+            return found
 
         return excess
 
     def excess(
-        self,
-        active: np.ndarray,
-        *,
-        step: OneStep | None = None,
-        num_steps: np.ndarray | None = None,
+        self, place: str, value: np.ndarray, active: np.ndarray, method: str
     ) -> np.ndarray:
-        """Returns ``log(epsilon / target)`` of some elements, with changed settings."""
-        steps = self.num_steps.copy()
-        steps[active] = self.num_steps[active] if num_steps is None else num_steps
-        runs = runs_of(step or self.step, steps.reshape(self.shape))
-        value, large = np.empty(active.size), self.epsilon[active] > _LARGE
-        for method, where in ((self.method, ~large), (_QUICK[self.method], large)):
-            if not np.any(where):
-                continue
-            some = active[where]
-            question = EpsilonAt(np.log(self.delta[some]))
-            found = answer(question, [self._taken(run, some) for run in runs], method)
-            # The estimate of its error is added; that of a bound is not known.
-            is_bound = found.is_certified | (method == "rdp")
-            value[where] = found.value + np.where(is_bound, 0.0, found.error)
+        """Returns ``log(epsilon / target)`` of some elements, one number changed."""
+
+        def changed(where: str, number: Any) -> Any:
+            if where == place or not np.ndim(number):
+                return value if where == place else number
+            return np.broadcast_to(number, self.shape).reshape(-1)[active]
+
+        steps = value if place == NUM_STEPS else self.num_steps[active]
+        runs = runs_of(mapped(self.step, changed), steps)
+        found = answer(EpsilonAt(np.log(self.delta[active])), runs, method)
+        # The estimate of its error is added; that of a bound is not known.
+        is_bound = found.is_certified | (method == "rdp")
+        epsilon = found.value + np.where(is_bound, 0.0, found.error)
         with np.errstate(divide="ignore", over="ignore"):
-            share = value / self.epsilon[active]
+            share = epsilon / self.epsilon[active]
             return np.log(np.where(share < _NONE, 0.0, share))
 
     def initial_inverse_noise(self) -> np.ndarray:
@@ -177,18 +171,6 @@ class Targets:
                 shift = np.fmin(np.sqrt(square), one) / furthest
                 found = np.fmin(found, shift.min(axis=-1))  # NaN: no noise is needed
         return found.reshape(-1)
-
-    def _taken(self, run: Run, active: np.ndarray) -> Run:
-        """The run's arrays at some of the flattened settings, (len(active), P)."""
-        shape = self.shape or (1,)
-        index = np.unravel_index(active, shape)
-
-        def take(field: np.ndarray) -> np.ndarray:
-            if np.size(field) == 1:
-                return np.reshape(field, (1, 1))
-            return np.broadcast_to(field, (*shape, field.shape[-1]))[index]
-
-        return run.map(take)
 
 
 def _shift_of(epsilon: np.ndarray, twice_nats: np.ndarray) -> np.ndarray:
@@ -306,10 +288,7 @@ def calibrate_num_steps(
     _check_is(step, GaussianStep, *RELEASES)
     run = Targets(step, epsilon, delta, 1, method)
 
-    def excess(count: np.ndarray, active: np.ndarray) -> np.ndarray:
-        return run.excess(active, num_steps=count)
-
-    ends = 1.0, float(_MAX_STEPS)
+    excess, ends = run.excess_by(NUM_STEPS), (1.0, float(_MAX_STEPS))
     with asking_together(run.size * _EVALUATIONS):
         low, high, ends = bracket(excess, np.ones(run.size), *ends, OF_STEPS)
         found = largest_within(excess, low, high, tolerance=0, integer=True, ends=ends)
@@ -358,19 +337,16 @@ def calibrate_rate(
     if scheme is None:
         raise ValueError(f"level must be one with a scheme, got {level!r}")
 
-    def at_rate(rate: Any) -> GaussianStep:
-        changed = dataclasses.replace(scheme, **{scheme.rate_field: rate})
-        return dataclasses.replace(step, sampling=step.design.with_scheme(changed))
-
     design: Any = step.design
     smallest: Any = scheme.times if isinstance(scheme, RandomAllocation) else 1
     if isinstance(scheme, WithoutReplacement) and isinstance(design, GroupedClasses):
         smallest = design.ways if scheme.name == CLASS else 1
-    one = at_rate(smallest)
+    place = step.rate_places[level]
+    one: Any = mapped(step, lambda where, n: smallest if where == place else n)
     run = Targets(one, epsilon, delta, num_steps, method)
     everywhere = np.arange(run.size)
     initial = float(np.max(smallest, initial=1))
-    excess = run.excess_by(at_rate, initial)
+    excess = run.excess_by(place)
     if isinstance(scheme, EpochScheme):
         found = _shortest_epoch(excess, np.full(run.size, initial))
         return found.reshape(run.shape)[()]

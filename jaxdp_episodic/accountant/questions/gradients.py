@@ -75,8 +75,6 @@ _BOUNDS_WITHIN = 1e-2
 # below which one-sided differences are tried as well.
 LEAST_FROM_ONE = 1e-10
 _NEXT_TO_ONE = 1e-3
-# Fields that set the sampling rate of a level.
-_RATES = ("sampling_probability", "size", "steps_per_epoch")
 
 
 class Scale(NamedTuple):
@@ -481,13 +479,13 @@ def _fields(
             NOISE: _Field(inside + NOISE, part.noise_multiplier, part),
             NUM_STEPS: _Field(f"counts[{i}]" if is_run else NUM_STEPS, count, part),
         }
-        rates = [w for w in part._within if w.rpartition(".")[2] in _RATES]
-        for where, scheme in zip(rates, part.design.schemes, strict=True):
+        for scheme in part.design.schemes:
             # The length of an epoch is a whole number.
             is_used = scheme.name in part.level_names_used
             if is_used and not isinstance(scheme, EpochScheme):
-                name, value = f"{scheme.name}.{scheme.rate_field}", part._within[where]
-                own[name] = _Field(inside + where, value, part, scheme)
+                name, value = scheme.rate_field, getattr(scheme, scheme.rate_field)
+                place = inside + part.rate_places[scheme.name]
+                own[f"{scheme.name}.{name}"] = _Field(place, value, part, scheme)
         for name, field in own.items():
             together.setdefault(name, []).append(field)
             alone[f"{name}[{i}]"] = [field]

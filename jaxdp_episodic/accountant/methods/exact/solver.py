@@ -406,6 +406,8 @@ _FEW = 4
 _POINTS = 5  # in a round
 _ROUNDS = 3  # of so many points
 _MANY_POINTS = 101  # in one round
+# Rounding error of the logarithm of a run's moment.
+_MOMENT_ROUNDING = 1e-6
 # Stands for log(0) where -inf would make NaN.
 _LOG_ZERO = -1e300
 
@@ -428,6 +430,8 @@ def first_epsilon(
     )
     moments = mgf.real_moments(xp, c, groups)
     bounds = rdp.epsilon_at(log_delta, c, moments[0])
+    # Moments below 1 come from too few nodes.
+    bounds = xp.where(moments[0] > -_MOMENT_ROUNDING, bounds, xp.inf)
     best = xp.where(xp.isnan(bounds), xp.inf, bounds).argmin(axis=0)[None]
     order, found = rows_at(xp.array([c, moments[0]]), best)
     order = 1 + order[0]
@@ -436,6 +440,7 @@ def first_epsilon(
     checks = tuple(steps._replace(nodes=steps.check) for steps in groups)
     again = mgf.real_moments(xp, order[None] - 1, checks)[0]
     moment = xp.maximum(found, again) + mgf.CHECK_FACTOR * xp.abs(found - again)
+    moment = xp.where(moment > -_MOMENT_ROUNDING, moment, xp.inf)
     bound = rdp.epsilon_at(log_delta, order - 1, moment[0])
     bound = xp.where(bound >= 0, bound, xp.where(bound < 0, 0.0, xp.inf))
     highest = xp.minimum(highest, bound)

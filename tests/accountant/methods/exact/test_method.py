@@ -256,9 +256,11 @@ def sampled_loss(rate, noise, outer=1.0):
 
 
 SETTINGS = [
-    (sampled_loss(0.01, 1.0), 1_000.0, 1e-5),
-    (sampled_loss(0.02, 0.6, outer=0.1), 5_000.0, 1e-6),
-    (sampled_loss(0.97, 3.0), 50.0, 1e-5),
+    (sampled_loss(0.01, 1.0), 1_000.0, 1e-5, 1e-8),
+    (sampled_loss(0.02, 0.6, outer=0.1), 5_000.0, 1e-6, 1e-8),
+    (sampled_loss(0.97, 3.0), 50.0, 1e-5, 1e-8),
+    # Moments below 1, by too few nodes, gave a bound of 0.
+    (sampled_loss(0.0234, 0.378), 29.0, 1e-242, 1e-5),
 ]
 
 
@@ -270,8 +272,8 @@ def steps_of(loss, count, log_delta):
     return run, group, mgf.steps_of(group, nothing, cut, **kinds)
 
 
-@pytest.mark.parametrize("loss, count, delta", SETTINGS)
-def test_the_bound_is_above_the_best_one(loss, count, delta):
+@pytest.mark.parametrize("loss, count, delta, near", SETTINGS)
+def test_the_bound_is_above_the_best_one(loss, count, delta, near):
     log_delta = np.log([delta])
     run, group, steps = steps_of(loss, count, log_delta[0])
     with np.errstate(all="ignore"):
@@ -281,7 +283,7 @@ def test_the_bound_is_above_the_best_one(loss, count, delta):
     c = order - 1
     curve = rdp_curve(order, run, "forward")
     there = curve + np.log1p(-1 / order) - (log_delta + np.log1p(c)) / c
-    assert highest == pytest.approx(there, rel=1e-8)
+    assert highest == pytest.approx(there, rel=near)
     assert best * (1 - 1e-9) <= highest <= 3 * best
     assert 0.3 * best < guess < best
 

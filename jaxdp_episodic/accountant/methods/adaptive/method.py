@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -37,8 +38,8 @@ _MOST_WORK = 2.5e8
 # Points of a window that are always allowed, however many states there are.
 _SURE_POINTS = 4000
 _MOST_POINTS = 2.0**19  # largest number of points of a window
-# Part of the share that truncating kernels may lose; windows lose more.
-_LEFT_OUT = 0.01
+# Share of the answer that truncating kernels may lose.
+_LEFT_OUT = 1e-9
 _CLOSER = 0.8  # share of a width for which a spacing is chosen
 _MOST_REFINEMENTS = 8  # largest number of refinements of one question
 # No further refinement is tried if the last one left more than this share of the width.
@@ -127,23 +128,6 @@ class View(NamedTuple):
         log_size, tilt = min(float(log_size), 0.0), float(np.clip(tilt, 0, _MOST_TILT))
         return View(at, log_size, tilt, self.left, right)
 
-    def narrowed(self, row: Row, window: Window, share: float) -> View:
-        """Returns the view without the ranges that strategies rarely reach."""
-        # A share of the answer may leave the window at either end and come back. Both
-        # ends of the answer are valid for every window.
-        values, zero = np.abs(row.values / window.weights), -window.first
-        at = zero + round(min(self.at / window.step, window.size - 1 - zero))
-        u = np.arange(min(zero, window.size - 1 - at) + 1)
-        # Both decrease, up to rounding.
-        left, right = (np.minimum.accumulate(values[i]) for i in (zero - u, at + u))
-        small = left * right <= share * values[at]
-        if not small.any():
-            return self
-        reach = window.step * int(np.argmax(small)) + _LEAST_REACH
-        return self._replace(
-            left=min(self.left, reach), right=min(self.right, self.at + reach)
-        )
-
 
 class Solver:
     """The passes for one question: coarse ones, then finer ones where they matter."""
@@ -167,8 +151,6 @@ class Solver:
         self.transforms = sum(len(moves) + 1 for moves in problem.graph.moves)
         self.spacings = dict.fromkeys(problem.orientations, math.inf)
         self.work_left = max(_MOST_WORK, _SURE_POINTS * self.transforms)
-        # Relative share of the answer that may be lost by windows.
-        self.share = _ENOUGH
         # Upper bound of the probability of an infinite loss.
         self.lost = -math.expm1(-lost) * (1 + RDP_ROUNDING)
         log_lost = math.log(self.lost) if self.lost else -math.inf
@@ -177,7 +159,6 @@ class Solver:
             self.uppers[b] = of.answer(question, log_lost)
             other = self.filters.get(not b, of)
             self.views[b] = self._tilted(View.expected(question, of, other))
-        self.near = dict(self.views)
         self.known = self._without_passes(log_lost)
 
     def _tilted(self, view: View) -> View:
@@ -230,7 +211,6 @@ class Solver:
         if self.known is not None:
             return self.known
         enough = _ENOUGH if self.question.is_epsilon else _ENOUGH_OF_DELTA
-        self.share = min(width or enough, _ENOUGH)
         self.begin()
         if max(self.uppers.values()) > at_least:
             self.refine(width or enough, width or AT_MOST)
@@ -243,30 +223,26 @@ class Solver:
         for backward, view in self.views.items():
             # Without a tilt larger deltas keep their digits, and some heavy tails.
             tilts = [view.tilt * _FLATTER**i for i in range(_MOST_TRIALS)] + [0.0]
-            best, kept = math.inf, None
+            found = []
             for tilt in tilts if view.log_size < _LEAST_LOG_FLAT else [0.0]:
-                tried = view._replace(tilt=tilt)
-                window = self.window(tried, view.reach / _COARSE_POINTS)
-                row = self.row(backward, window)
-                error = _visible_error(row, window, view.at)
-                if kept is None or error < best:
-                    best, kept = error, (window, row)
-                if error < _VISIBLE or not tilt:
+                found.append(self._trial(backward, view._replace(tilt=tilt)))
+                if found[-1][0] < _VISIBLE or not tilt:
                     break
-            assert kept is not None
-            window, row = kept
-            self._found(backward, *kept, below=backward == lead)
+            _, window, row = min(found, key=operator.itemgetter(0))
+            self._found(backward, window, row, below=backward == lead)
             # Not a bound, only the position and slope of the curve.
             curve = Curve.of(row._replace(error=0.0), window, up=True)
-            view = self._tilted(self.views[backward].seen(self.question, curve))
-            near = view.narrowed(row, window, self.share)
-            if near.tilt > window.tilt:
-                tried = self.window(near, near.reach / _COARSE_POINTS)
-                row = self.row(backward, tried)
-                if _visible_error(row, tried, near.at) >= _VISIBLE:
-                    flat = {"tilt": window.tilt}
-                    view, near = view._replace(**flat), near._replace(**flat)
-            self.views[backward], self.near[backward] = view, near
+            view = self._tilted(view.seen(self.question, curve))
+            if view.tilt > window.tilt and self._trial(backward, view)[0] >= _VISIBLE:
+                view = view._replace(tilt=window.tilt)
+            self.views[backward] = view
+
+    def _trial(self, backward: bool, view: View) -> tuple[float, Window, Row]:
+        """A coarse pass from above, and its rounding error over the value there."""
+        window = self.window(view, view.reach / _COARSE_POINTS)
+        row = self.row(backward, window)
+        place = np.argmin(np.abs(window.points - view.at))
+        return row.error / max(float(row.values[place]), 1e-300), window, row
 
     def _found(
         self, backward: bool, window: Window, above: Row, *, below: bool
@@ -290,7 +266,7 @@ class Solver:
             if number > 1 and self.width > _STALLED * before:
                 return
             before = self.width
-            lead, view = self.lead, self.near[self.lead]
+            lead, view = self.lead, self.views[self.lead]
             if number == _HOPELESS and self.lower == self.question.nothing:
                 return
             if self.width <= enough or self.known is not None:
@@ -310,7 +286,7 @@ class Solver:
             for backward in sorted(self.uppers, key=lambda b: b != lead):
                 # Each end that may matter.
                 if backward == lead or self.uppers[backward] > self.lower:
-                    window = self.window(self.near[backward], finer)
+                    window = self.window(self.views[backward], finer)
                     row = self.row(backward, window)
                     self._found(backward, window, row, below=backward == lead)
 
@@ -342,7 +318,7 @@ class Solver:
         of, view, step = self.filters[backward], self.views[backward], window.step
         # A loss beyond the whole view of the answer has a negligible probability.
         cells = max(2 * window.size, math.ceil(view.reach / step))
-        left_out = math.log(_LEFT_OUT * self.share / self.most_moves)
+        left_out = math.log(_LEFT_OUT / self.most_moves)
         reach = min(cells, int(FURTHEST / step))
         spacing = Spacing(step, reach, view.log_size, left_out)
         kernels = [
@@ -382,12 +358,6 @@ class Solver:
     def lower_end(self, curve: Curve, above: Curve) -> float:
         """Returns the lower end that follows from curves from below and above."""
         return curve.lower_end(above, self.question, *self.errors[False])
-
-
-def _visible_error(row: Row, window: Window, at: float) -> float:
-    """Returns the rounding error over the value at an epsilon."""
-    place = np.argmin(np.abs(window.points - at))
-    return row.error / max(float(row.values[place]), 1e-300)
 
 
 def profiles_above(

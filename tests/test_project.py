@@ -318,10 +318,10 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_774,
+    "jaxdp_episodic": 62_749,
     "jaxdp_episodic/accountant/describe": 3_881,
     "jaxdp_episodic/accountant/losses": 5_175,
-    "jaxdp_episodic/accountant/methods": 5_947,
+    "jaxdp_episodic/accountant/methods": 5_922,
     "jaxdp_episodic/accountant/numerics": 3_152,
     "jaxdp_episodic/accountant/questions": 6_129,
     "jaxdp_episodic/accountant/bounds": 1_921,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_318,
     "jaxdp_episodic/files": 1_431,
     "experiments": 7_103,
-    "tests": 48_324,
+    "tests": 48_326,
 }
 
 

@@ -10,8 +10,6 @@ from jaxdp_episodic.accountant.describe.designs import (
     ShuffledEpochs,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.disjoint import DisjointParts, disjoint
-from jaxdp_episodic.accountant.describe.menu import RuleBook
 from jaxdp_episodic.accountant.describe.population import PersonBounds, Population
 from jaxdp_episodic.accountant.describe.rates import inclusion_rates
 from jaxdp_episodic.accountant.describe.releases import (
@@ -24,6 +22,7 @@ from jaxdp_episodic.accountant.describe.releases import (
     TruncatedPoissonRelease,
     ZeroConcentratedDP,
 )
+from jaxdp_episodic.accountant.describe.runs import DisjointParts, RuleBook, disjoint
 from jaxdp_episodic.accountant.describe.step import (
     Bands,
     ComposedSteps,

@@ -16,7 +16,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     RandomAllocation,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
+from jaxdp_episodic.accountant.describe.runs import refuse_disjoint
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,

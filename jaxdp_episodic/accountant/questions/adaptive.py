@@ -17,7 +17,7 @@ from jaxdp_episodic.accountant._engine import (
     in_threads,
     num_cores,
 )
-from jaxdp_episodic.accountant.describe.menu import Menu, RuleBook, check_kind
+from jaxdp_episodic.accountant.describe.runs import Menu, RuleBook, check_kind
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Interval
 from jaxdp_episodic.accountant.questions import api

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import OWNED, epoch_scheme
-from jaxdp_episodic.accountant.describe.menu import reachable
+from jaxdp_episodic.accountant.describe.runs import reachable
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import float64_boundary, using_engine
-from jaxdp_episodic.accountant.describe.disjoint import DisjointParts, refuse_disjoint
+from jaxdp_episodic.accountant.describe.runs import DisjointParts, refuse_disjoint
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,

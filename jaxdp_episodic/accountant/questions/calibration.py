@@ -19,8 +19,8 @@ from jaxdp_episodic.accountant.describe.designs import (
     RandomAllocation,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.releases import RELEASES, LaplaceRelease
+from jaxdp_episodic.accountant.describe.runs import refuse_disjoint
 from jaxdp_episodic.accountant.describe.spec import mapped
 from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep
 from jaxdp_episodic.accountant.methods.run import EpsilonAt

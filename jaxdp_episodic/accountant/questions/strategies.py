@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.menu import MOST_BUDGET, Menu, parts_of
+from jaxdp_episodic.accountant.describe.runs import MOST_BUDGET, Menu, parts_of
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     compose,

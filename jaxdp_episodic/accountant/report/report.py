@@ -19,9 +19,9 @@ from jaxdp_episodic.accountant.describe.designs import (
     PERSON,
     MultistageSampling,
 )
-from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.population import PersonBounds, distinct_paths
 from jaxdp_episodic.accountant.describe.rates import inclusion_along
+from jaxdp_episodic.accountant.describe.runs import refuse_disjoint
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
-from jaxdp_episodic.accountant.describe.menu import parts_of
+from jaxdp_episodic.accountant.describe.runs import parts_of, refuse_disjoint
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import check_method, epsilon as epsilon_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
+from jaxdp_episodic.accountant.describe.runs import refuse_disjoint
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of

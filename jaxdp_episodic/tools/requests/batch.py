@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses
-from jaxdp_episodic.accountant.describe.menu import parts_of
+from jaxdp_episodic.accountant.describe.runs import parts_of
 from jaxdp_episodic.accountant.describe.spec import refuse_hostile
 from jaxdp_episodic.accountant.describe.step import AnyStep, gaussian_parts
 from jaxdp_episodic.accountant.questions.api import check_method

@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.disjoint import DisjointParts, refuse_disjoint
-from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.releases import RELEASES
+from jaxdp_episodic.accountant.describe.runs import (
+    DisjointParts,
+    parts_of,
+    refuse_disjoint,
+)
 from jaxdp_episodic.accountant.describe.spec import Spec, refuse_hostile, set_checked
 from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions import api, calibration
@@ -43,7 +46,6 @@ class _Request(Spec):
     def shape(self) -> tuple[int, ...]:
         """The shape of the answer: the broadcast shape of the fields that it uses."""
         fields = {n: getattr(self, n) for n in ("num_steps", "delta", "epsilon")}
-        fields = {name: value for name, value in fields.items() if value is not None}
         # A calibrated noise multiplier replaces that of the step.
         is_noise = getattr(self, "calibrate", None) == NOISE
         shape = self.step.design.shape if is_noise else self.step.shape
@@ -168,16 +170,14 @@ class CalibrationRequest(_Request):
     def __post_init__(self) -> None:
         api.check_method(self.method)
         _validation.instance("step", self.step, GaussianStep, "a GaussianStep")
-        _validation.choice("calibrate", self.calibrate, _SOUGHT)
-        needed = {"num_steps": self.calibrate != NUM_STEPS}
-        needed["level"] = self.calibrate == RATE
+        sought = _validation.choice("calibrate", self.calibrate, _SOUGHT)
+        needed = {"num_steps": sought != NUM_STEPS, "level": sought == RATE}
         for name, is_needed in needed.items():
             value = getattr(self, name)
             if is_needed != (value is not None):
                 rule = "be given" if is_needed else "be left out"
                 raise ValueError(
-                    f"{name} must {rule} with calibrate={self.calibrate!r}, got "
-                    f"{value!r}"
+                    f"{name} must {rule} with calibrate={sought!r}, got {value!r}"
                 )
         if self.level is not None:
             _validation.choice("level", self.level, self.step.design.level_names)
@@ -222,8 +222,7 @@ Request = EpsilonRequest | CalibrationRequest
 
 def steps_of(request: Request) -> tuple[GaussianStep, ...]:
     """Returns the different Gaussian steps of the run."""
-    parts = parts_of(request.step)
-    return tuple(part for part in parts if isinstance(part, GaussianStep))
+    return tuple(p for p in parts_of(request.step) if isinstance(p, GaussianStep))
 
 
 def caveats_on(request: Request) -> list[str]:

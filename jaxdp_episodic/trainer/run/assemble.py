@@ -21,7 +21,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     PeopleBlocks,
     checked_sampling,
 )
-from jaxdp_episodic.accountant.describe.menu import RuleBook
+from jaxdp_episodic.accountant.describe.runs import RuleBook
 from jaxdp_episodic.accountant.describe.step import GaussianStep, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget

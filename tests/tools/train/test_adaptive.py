@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jaxdp_episodic.accountant.describe.menu import RuleBook
+from jaxdp_episodic.accountant.describe.runs import RuleBook
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger

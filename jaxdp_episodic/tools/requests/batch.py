@@ -40,8 +40,8 @@ _MAX_DEPTH = 32  # levels of a row; the deepest field of a request is at level 8
 _MAX_INTEGER = 2**63 - 1  # NumPy's largest
 
 KeyPath = tuple[str, ...]
-Numbers = dict[KeyPath, float]
-Ask = Callable[[Sequence[Numbers]], requests.Request]
+Table = Mapping[str, Any]
+Ask = Callable[[Sequence[Table]], requests.Request]
 
 
 class Answer(NamedTuple):
@@ -65,7 +65,7 @@ def answer_requests(
     """Answers many requests, in order."""
     check_method(method)
     answers: list[Answer] = []
-    groups: dict[Any, tuple[Ask, dict[int, Numbers]]] = {}
+    groups: dict[Any, tuple[Ask, dict[int, Table]]] = {}
 
     def fail(row: int, error: BaseException) -> None:
         answers[row] = answers[row]._replace(error=_validation.one_line(error))
@@ -76,12 +76,14 @@ def answer_requests(
         answers.append(Answer(label if is_label else None, None, None, None, None))
         try:
             _validation.instance("id", label, _LABELS, "a text or a number")
-            fixed, numbers = _split(row)
-            parts = ((path, _key(leaf)) for path, leaf in fixed.items())
-            key = tuple(numbers), tuple(parts)
-            if key not in groups:
-                groups[key] = _asker(fixed, [*numbers], method, base or Path()), {}
-            groups[key][1][index] = numbers
+            if isinstance(row, Exception):
+                raise ValueError(str(row)) from row
+            _validation.instance("a row", row, Mapping, "a table of keys")
+            table = {key: value for key, value in row.items() if key != "id"}
+            stencil = _stencil(table)
+            if stencil not in groups:
+                groups[stencil] = _asker(table, method, base or Path()), {}
+            groups[stencil][1][index] = table
         except _ROW_ERRORS as error:
             fail(index, error)
     for ask, members in groups.values():
@@ -89,37 +91,14 @@ def answer_requests(
     return answers
 
 
-def _split(row: Any) -> tuple[dict[KeyPath, Any], Numbers]:
-    """The leaves of a row that choose its group, and its numbers."""
-    if isinstance(row, Exception):
-        raise ValueError(str(row)) from row
-    _validation.instance("a row", row, Mapping, "a table of keys")
-    fixed, numbers = {}, {}
-    leaves = _leaves({key: value for key, value in row.items() if key != "id"})
-    for path, leaf in sorted(leaves, key=lambda pair: pair[0]):
-        # Numbers of bands must be scalars, so they belong to the fixed part.
-        is_single = path == ("version",) or path[-2:-1] == ("bands",)
-        is_number = type(leaf) in (int, float) and not is_single
-        (numbers if is_number else fixed)[path] = leaf
-    return fixed, numbers
-
-
-def _asker(
-    fixed: dict[KeyPath, Any], paths: list[KeyPath], method: str, base: Path
-) -> Ask:
-    """Returns the function from the numbers of some rows to their request."""
-    fixed = {("version",): 1, ("method",): method} | fixed
-    table = fixed.pop((_POPULATION,), None)
+def _asker(first: Table, method: str, base: Path) -> Ask:
+    """Returns the function from some rows with one stencil to their request."""
+    table = first.get(_POPULATION)
     tree = None if table is None else requests.read_population(table, base)
 
-    def ask(rows: Sequence[Numbers]) -> requests.Request:
-        leaves = dict(fixed)
-        for path in paths:
-            column = [row[path] for row in rows]
-            # Integers stay integers; those beyond 2**53 are refused later.
-            kind = np.int64 if all(type(n) is int for n in column) else np.float64
-            leaves[path] = np.array(column, kind) if len(column) > 1 else column[0]
-        mapping = nested(leaves.items())
+    def ask(rows: Sequence[Table]) -> requests.Request:
+        mapping = {"version": 1, "method": method} | _stacked(rows)
+        mapping.pop(_POPULATION, None)
         if tree is not None:
             mapping = requests.with_population(mapping, tree)
         is_search = "calibrate" in mapping
@@ -129,51 +108,62 @@ def _asker(
     return ask
 
 
-def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yields the leaves of a row with their paths; a population is one leaf."""
+def _stencil(value: Any, path: KeyPath = ()) -> Any:
+    """A hashable stand-in for a row, equal for rows that differ in numbers alone."""
     where = ".".join(path)
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None:
-        return
-    if type(value) in (float, str, bool, int):
-        if type(value) is int and abs(value) > _MAX_INTEGER:
+    if value is None or isinstance(value, str | int | float | np.generic):
+        if isinstance(value, int) and abs(value) > _MAX_INTEGER:
             raise ValueError(f"{where} holds an integer of more than 64 bits")
-        yield path, value
-    elif len(path) > _MAX_DEPTH:
+        return () if _varies(value, path) else (type(value).__name__, value)
+    if len(path) > _MAX_DEPTH:
         raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
-    elif isinstance(value, Mapping):
-        if path and (not value or path[-1] == _POPULATION):
+    if isinstance(value, Mapping):
+        if path[-1:] == (_POPULATION,):
             refuse_hostile(_POPULATION, value)
-            yield path, value
-            return
-        for key, item in value.items():
+            return json.dumps(value, sort_keys=True, default=np.ndarray.tolist)
+        for key in value:
             if not isinstance(key, str):
                 raise TypeError(f"{where}: keys must be strings, got {key!r}")
-            yield from _leaves(item, (*path, key))
-    elif isinstance(value, list | tuple) and (
-        (path[0] == "step" and path[-1] == "counts")
-        or any(isinstance(item, Mapping) for item in value)
-    ):
-        for index, item in enumerate(value):
-            yield from _leaves(item, (*path, str(index)))
-    else:
-        raise TypeError(
-            f"{where} must be a number or a string (a row is one setting), got "
-            f"{_validation.shown(value)}"
-        )
+        keys = sorted(key for key, item in value.items() if item is not None)
+        return "table", *((key, _stencil(value[key], (*path, key))) for key in keys)
+    is_counts = path[:1] == ("step",) and path[-1] == "counts"
+    if isinstance(value, list | tuple):
+        if is_counts or any(isinstance(item, Mapping) for item in value):
+            items = enumerate(value)
+            return "list", *(_stencil(item, (*path, str(i))) for i, item in items)
+    raise TypeError(
+        f"{where} must be a number or a string (a row is one setting), got "
+        f"{_validation.shown(value)}"
+    )
 
 
-def _key(leaf: Any) -> Any:
-    """A hashable stand-in for a leaf; those of True and 1 differ."""
-    if not isinstance(leaf, Mapping):
-        return type(leaf).__name__, leaf
-    return json.dumps(leaf, sort_keys=True, default=np.ndarray.tolist)
+def _varies(value: Any, path: KeyPath) -> bool:
+    """Whether a leaf is a number that may differ among rows answered together."""
+    # Numbers of bands must be scalars.
+    is_fixed = path == ("version",) or path[-2:-1] == ("bands",)
+    is_number = isinstance(value, int | float | np.number)
+    return is_number and not isinstance(value, bool) and not is_fixed
+
+
+def _stacked(values: Sequence[Any], path: KeyPath = ()) -> Any:
+    """Rows with one stencil as one table, with arrays for their numbers."""
+    first = values[0]
+    if isinstance(first, Mapping) and path[-1:] != (_POPULATION,):
+        keys = [key for key, item in first.items() if item is not None]
+        return {k: _stacked([one[k] for one in values], (*path, k)) for k in keys}
+    if isinstance(first, list | tuple):
+        items = enumerate(zip(*values, strict=True))
+        return [_stacked(each, (*path, str(i))) for i, each in items]
+    if len(values) == 1 or not _varies(first, path):
+        return first
+    # Integers stay integers; those beyond 2**53 are refused later.
+    whole = all(isinstance(value, int | np.integer) for value in values)
+    return np.array(values, np.int64 if whole else np.float64)
 
 
 def _answer_group(
     ask: Ask,
-    rows: dict[int, Numbers],
+    rows: dict[int, Table],
     answers: list[Answer],
     fail: Callable[[int, BaseException], None],
 ) -> None:

@@ -38,12 +38,8 @@ _NO_CONFIG = (
 
 def do_plan(o: command.Options) -> list[str]:
     """The command ``plan``."""
-    return planned(read_plan(o.file), o.file.parent, o.out, standard_error())
-
-
-def planned(what: PlanDescription, base: Path, out: Path, console: Any) -> list[str]:
-    """Searches, writes into a folder, and returns the lines to print."""
-    plan, pipeline, config, weighed = _searched(what, base, console)
+    what, out = read_plan(o.file), o.out
+    plan, pipeline, config, weighed = _searched(what, o.file.parent, standard_error())
     target, draws = what.request, pipeline.learner is None  # episodes, of a design
     out.mkdir(parents=True, exist_ok=True)
     plans.write_table(out / plans.TABLE, plan)

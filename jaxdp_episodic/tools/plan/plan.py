@@ -290,8 +290,7 @@ def make_plan(
     designs = possible_designs(request, population)
     designs = [design for design in designs if design.scheme in request.schemes]
     smallest = min(design.examples for design in designs)
-    parts: dict[Design, list[Candidate]] = {}
-    left_out, gains = dict[str, list[str]](), {}
+    candidates, left_out, gains = list[Candidate](), dict[str, list[str]](), {}
     with ProgressBar(console, "designs", len(designs)) as bar:
         for number, design in enumerate(designs):
             bar.show(number, text=design.name)
@@ -299,18 +298,17 @@ def make_plan(
             try:
                 settings, gain = budgeted(design, weight), ""
                 if design.scheme == question.EPOCHS:
-                    forms = (
-                        part
-                        for other, part in parts.items()
-                        if other.is_poisson_form_of(design)
-                    )
-                    settings, gain = in_epochs(design, settings, next(forms, []))
-                parts[design] = _candidates(design, *settings, weight)
+                    forms = [
+                        one
+                        for one in candidates
+                        if one.design.is_poisson_form_of(design)
+                    ]
+                    settings, gain = in_epochs(design, settings, forms)
+                candidates += _candidates(design, *settings, weight)
             except (ValueError, NotImplementedError) as error:
                 left_out.setdefault(str(error), []).append(design.name)
                 continue
             gains |= {design.name: gain} if gain else {}
-    candidates = [one for part in parts.values() for one in part]
     if not candidates:
         reasons = "; ".join(f"{why}, {who}" for why, who in left_out.items())
         raise ValueError(

@@ -9,7 +9,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.tools.cli import plan as plan_command
+from jaxdp_episodic.tools.cli import command, plan as plan_command
 from jaxdp_episodic.tools.cli.plan import relocated
 from jaxdp_episodic.tools.plan.plan import (
     Candidate,
@@ -378,10 +378,10 @@ def weighed(tmp_path, *, epsilon=8.0, train=""):
     text = text.replace("most_steps = 60", "most_steps = 300")
     text = text.replace("[train]", f"[train]\n{train}")
     (tmp_path / "plan.toml").write_text(text)
-    out = tmp_path / "out"
-    lines = plan_command.planned(read_plan(tmp_path / "plan.toml"), tmp_path, out, None)
+    o = command.Options(file=tmp_path / "plan.toml", out=tmp_path / "out")
+    lines = plan_command.do_plan(o)
     (line,) = (line for line in lines if line.startswith("correlated noise: "))
-    return line, read_config(out / "recommended.toml")
+    return line, read_config(o.out / "recommended.toml")
 
 
 @pytest.mark.slow

@@ -380,9 +380,7 @@ def recommended(candidates: list[Candidate]) -> Candidate:
 
 
 def in_epochs(
-    design: Design,
-    settings: tuple[np.ndarray, np.ndarray],
-    poisson: list[Candidate],
+    design: Design, settings: tuple[np.ndarray, np.ndarray], poisson: list[Candidate]
 ) -> tuple[tuple[np.ndarray, np.ndarray], str]:
     """Returns settings for random allocation, and what it gains over Poisson there.
 

@@ -207,12 +207,8 @@ def read_plan(path: Path) -> PlanDescription:
     if (request.data is None) == (table is None):
         raise ValueError("give exactly one of the tables data and population")
     if request.data is None:
-        if not isinstance(table, dict) or set(table) - {"sizes", "levels"}:
-            raise ValueError(
-                "population must have the keys sizes and levels, got "
-                f"{_validation.shown(table)}"
-            )
-        return PlanDescription(request, read_population(table, Path()), train, None)
+        tree = read_population(table, path.parent)
+        return PlanDescription(request, tree, train, None)
     if config is None:
         loaded = request.data.load("train", path.parent)
     else:

@@ -16,12 +16,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.tools.plots import figures
 from jaxdp_episodic.tools.plots.figures import matplotlib
-from jaxdp_episodic.tools.sweep.description import (
-    METHOD,
-    QUANTITIES,
-    QUANTITY,
-    Grid,
-)
+from jaxdp_episodic.tools.sweep.description import METHOD, QUANTITIES, QUANTITY, Grid
 from jaxdp_episodic.tools.sweep.run import SweepFolder, read_columns, read_manifest
 
 KINDS = ("contours", "heatmap", "lines", "pareto")

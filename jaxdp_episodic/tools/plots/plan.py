@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.step import STEP
-from jaxdp_episodic.tools.plan.plan import Candidate, Plan
+from jaxdp_episodic.tools.plan.plan import Plan
 from jaxdp_episodic.tools.plan.question import SCHEMES
 from jaxdp_episodic.tools.plots import figures
 
@@ -37,12 +37,11 @@ def draw_plan(plan: Plan, path: Path, *, title: str, draws: bool) -> None:
             "lw": 1.6,
             "alpha": max(0.5 ** sizes.index(design.examples), 0.3),
         }
-        numbers = [one[1:] for one in group]
-        mine = dict(zip(Candidate._fields[1:], np.array(numbers).T, strict=True))
-        x, y = mine["num_steps"], mine["signal_to_noise"]
+        mine = list(group)
+        x, y = np.array([(one.num_steps, one.signal_to_noise) for one in mine]).T
         front = figures.front_of(-x, -y)[::-1]
         left.loglog(x[front], y[front], label=design.name, **style)
-        x, y = mine["total_episodes"], mine["effective_steps"]
+        x, y = np.array([(one.total_episodes, one.effective_steps) for one in mine]).T
         front = figures.front_of(x, -y)
         right.loglog(x[front], y[front], drawstyle="steps-post", **style)
     best = plan.recommended

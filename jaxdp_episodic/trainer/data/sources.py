@@ -98,11 +98,12 @@ class RecordSource(Source):
     """Base of sources of files, whose records can be read in parts."""
 
     lister: ClassVar[Callable[..., Records]]  # called with `options`
+    most: ClassVar[int | None] = MAX_BYTES  # of features in memory
     path: Text
 
     def read(self, split: str, base: Path | None) -> ExampleTable:
         """Returns a split."""
-        return self.records(split, base).table(MAX_BYTES)
+        return self.records(split, base).table(self.most)
 
     def records(self, split: str, base: Path | None = None, **more: Any) -> Records:
         """Returns the records of a split; ``more`` goes to the lister."""
@@ -201,12 +202,9 @@ class Npz(FileSource):
     """A user's arrays; see `load_npz`."""
 
     lister = staticmethod(npz_records)
+    most = None  # the lister bounds what is in the file
     owner: Text | None = None  # name of the array with the owners
     rotations: Flag | None = None
-
-    def read(self, split: str, base: Path | None) -> ExampleTable:
-        """Returns a split; its bound is that of the arrays in the file."""
-        return self.records(split, base).table()
 
     def only_for(self, split: str, parts: ClassSplit | None) -> dict[str, Any]:
         """Asks for names of classes to split them by."""

@@ -152,7 +152,7 @@ def store(
             for inside in new.iterdir():
                 if inside.is_dir():
                     shutil.rmtree(inside)
-            _write(new, splits, made_from, on_progress)
+            write_columns(new, splits, made_from, on_progress)
             (new / LOCK).unlink(missing_ok=True)
             sync_tree(new)
             if folder.is_dir():
@@ -164,12 +164,13 @@ def store(
     sync_folder(folder.absolute().parent)
 
 
-def _write(
+def write_columns(
     folder: Path,
     splits: Mapping[str, Records],
     made_from: Mapping[str, Any],
-    on_progress: Progress,
+    on_progress: Progress = lambda done, total, what: None,
 ) -> None:
+    """Writes tables into a folder, its manifest last."""
     total = sum(one.numbers.num_examples for one in splits.values())
     needed = sum(one.numbers.num_examples * one.first.nbytes for one in splits.values())
     free = shutil.disk_usage(folder).free
@@ -187,13 +188,11 @@ def _write(
             on_progress(done, total, "records")
 
     for split, one in splits.items():
-        inside, table = folder / split, one.numbers
-        inside.mkdir()
-        shape, file = (
-            (table.num_examples, *one.first.shape[1:]),
-            inside / "features.npy",
-        )
-        column_folder.write_rows(file, one.first.dtype, shape, counted(one))
+        inside, table, first = folder / split, one.numbers, one.first
+        inside.mkdir(exist_ok=True)
+        file, shape = inside / "features.npy", (table.num_examples, *first.shape[1:])
+        file.unlink(missing_ok=True)  # readers of an old file keep it
+        column_folder.write_rows(file, first.dtype, shape, counted(one))
         tree = table.population
         columns = {f"level{j}.counts": c for j, c in enumerate(tree.children_counts, 1)}
         columns |= {f"level{j}.ids": i for j, i in enumerate(tree.unit_ids or (), 1)}

@@ -43,7 +43,8 @@ from jaxdp_episodic.trainer.config.training_parts import (
 )
 from jaxdp_episodic.trainer.data.scales import scaled
 from jaxdp_episodic.trainer.data.splits import TRAIN
-from jaxdp_episodic.trainer.data.table import ExampleTable, StoredFeatures
+from jaxdp_episodic.trainer.data.stored import Records, write_columns
+from jaxdp_episodic.trainer.data.table import ExampleTable, StoredFeatures, numbered
 
 _VERSION = 1  # version of the settings that a cache is compared by
 _BATCH = 500  # most rows per call
@@ -259,17 +260,11 @@ class FixedFeatures:
                     f"{folder} must be a cache of features, but has {min(others)!r}"
                 )
             (folder / column_folder.MANIFEST).unlink(missing_ok=True)
-            parts, path = self._made(data.features), folder / TRAIN / "features.npy"
+            table = numbered(np.arange(data.num_examples), units={})
+            parts = self._made(data.features)
             first = next(parts)
-            path.parent.mkdir(exist_ok=True)
-            path.unlink(missing_ok=True)  # readers of the old file keep it
-            shape = data.num_examples, first.shape[1]
-            batches = enumerate(itertools.chain([first], parts))
-            placed = ((_BATCH * i + np.arange(len(part)), part) for i, part in batches)
-            column_folder.write_rows(path, first.dtype, shape, placed)
-            column_folder.write_manifest(
-                folder, {TRAIN: (("example",), None)}, made_from=made_from
-            )
+            records = Records(table, lambda rows: itertools.chain([first], parts))
+            write_columns(folder, {TRAIN: records}, made_from)
             return _opened(folder, made_from, data)
 
 

@@ -367,20 +367,20 @@ class GaussianStep(Spec):
             names = names[1:]  # the number of episodes is fixed: they have no rate
         return names[: self.path_rates.num_levels]
 
-    @property
-    def rate_places(self) -> dict[str, str]:
-        """The field path of each scheme's rate, by the level's name."""
-        fields = {scheme.rate_field for scheme in self.design.schemes}
-        places = (where for where in self._within if where.rpartition(".")[2] in fields)
-        names = (scheme.name for scheme in self.design.schemes)
-        return dict(zip(names, places, strict=True))
-
     @functools.cached_property
     def num_protected_units(self) -> int | None:
         """Number of protected units in the `Population`; None without one."""
         if self.population is None or self.privacy_unit in OWNED:
             return None
         return int(self.path_rates.multiplicity.sum())
+
+
+def rate_places(step: GaussianStep) -> dict[str, str]:
+    """Returns the field path of each scheme's rate, by the level's name."""
+    fields = {scheme.rate_field for scheme in step.design.schemes}
+    places = (where for where in step._within if where.rpartition(".")[2] in fields)
+    names = (scheme.name for scheme in step.design.schemes)
+    return dict(zip(names, places, strict=True))
 
 
 def banded(step: GaussianStep, bands: Bands | None) -> GaussianStep:

@@ -22,7 +22,7 @@ from jaxdp_episodic.accountant.describe.designs import (
 from jaxdp_episodic.accountant.describe.releases import RELEASES, LaplaceRelease
 from jaxdp_episodic.accountant.describe.runs import refuse_disjoint
 from jaxdp_episodic.accountant.describe.spec import mapped
-from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep
+from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep, rate_places
 from jaxdp_episodic.accountant.methods.run import EpsilonAt
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import check_method, public_function
@@ -341,7 +341,7 @@ def calibrate_rate(
     smallest: Any = scheme.times if isinstance(scheme, RandomAllocation) else 1
     if isinstance(scheme, WithoutReplacement) and isinstance(design, GroupedClasses):
         smallest = design.ways if scheme.name == CLASS else 1
-    place = step.rate_places[level]
+    place = rate_places(step)[level]
     one: Any = mapped(step, lambda where, n: smallest if where == place else n)
     run = Targets(one, epsilon, delta, num_steps, method)
     everywhere = np.arange(run.size)

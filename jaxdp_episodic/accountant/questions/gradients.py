@@ -25,6 +25,7 @@ from jaxdp_episodic.accountant.describe.step import (
     compose,
     gaussian_parts,
     parts_of,
+    rate_places,
 )
 from jaxdp_episodic.accountant.methods.run import Answer, DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.questions import api, worst_path
@@ -484,7 +485,7 @@ def _fields(
             is_used = scheme.name in part.level_names_used
             if is_used and not isinstance(scheme, EpochScheme):
                 name, value = scheme.rate_field, getattr(scheme, scheme.rate_field)
-                place = inside + part.rate_places[scheme.name]
+                place = inside + rate_places(part)[scheme.name]
                 own[f"{scheme.name}.{name}"] = _Field(place, value, part, scheme)
         for name, field in own.items():
             together.setdefault(name, []).append(field)

@@ -437,24 +437,15 @@ def release_rows(name: str, audit: ReleaseAudit, attacker: str) -> list[AuditRow
 
 def audit_document(rows: Sequence[AuditRow], **facts: Any) -> dict[str, Any]:
     """Returns the rows as plain values for JSON; infinite numbers as strings."""
-    document = {
-        "version": 1,
-        **facts,
-        "is_violated": any(row.is_violated for row in rows),
-        "rows": [
-            {
-                **row._asdict(),
-                "audited": row.audited,
-                "gap": row.gap,
-                "share_of_exact": row.share,
-                "is_above": row.is_above,
-                "is_violated": row.is_violated,
-                "evidence": row.evidence._asdict(),
-            }
-            for row in rows
-        ],
-    }
-    return plain(document)
+    found = "audited", "gap", "is_above", "is_violated"
+    described = [
+        row._asdict()
+        | {name: getattr(row, name) for name in found}
+        | {"share_of_exact": row.share, "evidence": row.evidence._asdict()}
+        for row in rows
+    ]
+    is_violated = any(row.is_violated for row in rows)
+    return plain({"version": 1, **facts, "is_violated": is_violated, "rows": described})
 
 
 def audit_markdown(rows: Sequence[AuditRow]) -> str:

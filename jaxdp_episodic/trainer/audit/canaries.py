@@ -133,12 +133,15 @@ def _chosen(
         else:
             units = data.places(names.index(unit) + 1)
             groups = [np.flatnonzero(units == units[first]) for first in firsts]
+    # Is each clip unit drawn independently, or into a step of its own?
+    schemes = [one for one in step.design.schemes if one.name == step.clip_unit]
+    is_independent = any(isinstance(one, Poisson | RandomAllocation) for one in schemes)
     marks = np.zeros(data.num_examples, np.float32)
     for canary, group in enumerate(groups, start=1):
         if places is not None:
             is_around = places == places[group[0]]
             # the canary displaces another unit
-            if number == 1 and not _is_independent(step):
+            if number == 1 and not is_independent:
                 is_around[:] = True
             marks[is_around] = -canary
         marks[group] = canary
@@ -167,12 +170,6 @@ def _refuse_more(number: int, most: int, units: str) -> None:
         raise ValueError(
             f"num_canaries must be at most {most}, the number of {units}, got {number}"
         )
-
-
-def _is_independent(step: GaussianStep) -> bool:
-    """True if each clip unit is drawn independently, or into a step of its own."""
-    schemes = [one for one in step.design.schemes if one.name == step.clip_unit]
-    return any(isinstance(one, Poisson | RandomAllocation) for one in schemes)
 
 
 # Keys of the parameters.

@@ -37,6 +37,7 @@ from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
     gaussian_parts,
+    parts_of,
 )
 from jaxdp_episodic.accountant.questions.api import epsilon
 from jaxdp_episodic.trainer.audit.bounds import (
@@ -498,14 +499,13 @@ def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep,
                 "noise_multiplier must be > 0 and finite for an audit (without noise "
                 f"every claim is infinite), got {_noise(one):g}"
             )
-    if isinstance(step, ComposedSteps):
-        if num_steps is not None:
-            raise ValueError(
-                f"num_steps must be None for a composed run, got {num_steps!r}"
-            )
-        counts = [int(np.asarray(count)) for count in step.counts]
-    else:
-        counts = [_validation.whole_number("num_steps", num_steps)]
+    least = 0 if isinstance(step, ComposedSteps) else 1
+    if least == 0 and num_steps is not None:
+        raise ValueError(
+            f"num_steps must be None for a composed run, got {num_steps!r}"
+        )
+    _, given = parts_of(step, num_steps)
+    counts = [_validation.whole_number("num_steps", n, minimum=least) for n in given]
     if not any(counts):
         raise ValueError("the run must have at least one step to audit, got none")
     return [(one, n) for one, n in zip(steps, counts, strict=True) if n]

@@ -513,11 +513,10 @@ def audit_statistics(
             for index, one in enumerate(noises)
         ]
 
-    means = []
-    for is_in in (False, True):
-        evaluated = zip(*(sums(is_in, 0.0) for _ in range(_EVALUATIONS)), strict=True)
-        means.append([np.mean(of_release, axis=0) for of_release in evaluated])
-    directions = [inside - out for out, inside in zip(*means, strict=True)]
+    # Differences of sums without noise, by release, over the random pairs.
+    evaluated = [(sums(True, 0.0), sums(False, 0.0)) for _ in range(_EVALUATIONS)]
+    each = zip(*(map(operator.sub, *both) for both in evaluated), strict=True)
+    directions = [np.mean(differences, axis=0) for differences in each]
     norms = map(contribution_norm, steps)
     variances = [(a * b) ** 2 for a, b in zip(noises, norms, strict=True)]
 

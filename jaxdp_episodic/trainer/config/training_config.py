@@ -14,7 +14,6 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import (
     PERSON,
     GroupedClasses,
-    IndependentEpisodes,
     MultistageSampling,
     PeopleBlocks,
     Scheme,
@@ -112,11 +111,16 @@ class StepConfig(CheckedSpec):
         if self.noise_multiplier is None:
             given["noise_multiplier"] = 1.0
         made = functools.partial(GaussianStep, **given, people=people)
-        relation = self.neighboring_relation
-        if relation == "zero_out" or isinstance(self.sampling, PeopleBlocks):
+        relation, design = self.neighboring_relation, checked_sampling(self.sampling)
+        if relation == "zero_out" or isinstance(design, PeopleBlocks):
             return made()  # its sizes are those of slots, or of a block
-        if relation != "add_remove":
-            is_public = _states_its_sizes(self.sampling)
+        if relation == "replace_one":
+            drawn = [
+                one for one in design.schemes if isinstance(one, WithoutReplacement)
+            ]
+            if isinstance(design, GroupedClasses):
+                drawn = [design.examples]
+            is_public = all(one.population is not None for one in drawn)
             return made(population=None if is_public else population)
         # Sizes below the protected units are not needed: what the config states is
         # enough if the accountant can answer from it.
@@ -126,20 +130,6 @@ class StepConfig(CheckedSpec):
         except (ValueError, NotImplementedError):
             return made(population=population)
         return step
-
-
-def _states_its_sizes(sampling: Sampling | Scheme) -> bool:
-    """True if every draw without replacement states a public population."""
-    if isinstance(sampling, GroupedClasses):
-        return sampling.examples.population is not None
-    if isinstance(sampling, IndependentEpisodes):
-        sampling = sampling.sampling
-    levels = getattr(sampling, "levels", (sampling,))
-    return all(
-        scheme.population is not None
-        for scheme in levels
-        if isinstance(scheme, WithoutReplacement)
-    )
 
 
 class TrainingConfig(CheckedSpec):

@@ -303,7 +303,7 @@ def _supervised_loss(
         kind = unit.slot_mask.dtype if learner.is_regression else jnp.int32
         targets = unit.targets.reshape(number).astype(kind)
         mask = unit.slot_mask.reshape(number)
-        no_support = (inputs[:0], targets[:0], mask[:0])
-        return learner.loss(params, Episode(*no_support, inputs, targets, mask))
+        episode = regression_episode(inputs, targets, mask, shots=0)
+        return learner.loss(params, episode)
 
     return loss

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from scipy.fft import dct
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files import column_folder
@@ -404,11 +405,7 @@ def _means(weights: np.ndarray) -> np.ndarray:
 def _spectrum(size: int) -> np.ndarray:
     """Returns (5, size) float32: means around 7 cells, then their lowest DCT-II."""
     pooling = _means(_sampled(size, _CELLS, size / _CELLS / 2))
-    middles = np.arange(_CELLS) + 0.5
-    rows = np.cos(math.pi * middles * np.arange(_COEFFICIENTS)[:, None] / _CELLS)
-    rows *= math.sqrt(2 / _CELLS)
-    rows[0] /= math.sqrt(2)
-    return (rows @ pooling).astype(np.float32)
+    return np.asarray(dct(pooling, axis=0, norm="ortho"), np.float32)[:_COEFFICIENTS]
 
 
 # --- Networks trained elsewhere, in ONNX files ---

@@ -17,7 +17,6 @@ from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_c
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig, StartConfig
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import RunEndedError
-from jaxdp_episodic.trainer.learners.adapted import film
 from jaxdp_episodic.trainer.learners.episode import (
     Episode,
     Learner,
@@ -38,6 +37,7 @@ from jaxdp_episodic.trainer.learners.models import (
     ConvNet,
     Linear,
     PatchConv,
+    film,
     refuse_shared_state,
     split_model,
 )

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_700,
+    "jaxdp_episodic": 62_651,
     "jaxdp_episodic/accountant/describe": 3_870,
     "jaxdp_episodic/accountant/losses": 5_175,
     "jaxdp_episodic/accountant/methods": 5_922,
@@ -329,12 +329,12 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/report": 2_057,
     "jaxdp_episodic/trainer/data": 3_495,
     "jaxdp_episodic/trainer/draw": 1_481,
-    "jaxdp_episodic/trainer/config": 1_344,
-    "jaxdp_episodic/trainer/gradient": 1_474,
-    "jaxdp_episodic/trainer/learners": 2_206,
+    "jaxdp_episodic/trainer/config": 1_334,
+    "jaxdp_episodic/trainer/gradient": 1_467,
+    "jaxdp_episodic/trainer/learners": 2_194,
     "jaxdp_episodic/trainer/statistics": 1_302,
     "jaxdp_episodic/trainer/run": 6_500,
-    "jaxdp_episodic/trainer/audit": 1_838,
+    "jaxdp_episodic/trainer/audit": 1_818,
     "jaxdp_episodic/tools/requests": 767,
     "jaxdp_episodic/tools/sweep": 1_102,
     "jaxdp_episodic/tools/plan": 2_075,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_314,
     "jaxdp_episodic/files": 1_431,
     "experiments": 7_103,
-    "tests": 48_326,
+    "tests": 48_325,
 }
 
 

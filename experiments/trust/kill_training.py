@@ -53,7 +53,7 @@ from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledge
 from jaxdp_episodic.data import ExampleTable
 from jaxdp_episodic.tools.book.book import create_book
 from jaxdp_episodic.tools.train.run import protected_by
-from jaxdp_episodic.trainer.gradient.bands import BandMemory
+from jaxdp_episodic.trainer.gradient.noise import BandMemory
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.store import RunStore
 from jaxdp_episodic.training import Booking, PrivateGradient, Trainer, read_config

@@ -15,7 +15,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.gradient.bands import BandMemory
+from jaxdp_episodic.trainer.gradient.noise import BandMemory
 from jaxdp_episodic.trainer.learners.learners import Supervised
 from jaxdp_episodic.trainer.run.mechanisms import GradientStep, RunDraws
 from jaxdp_episodic.trainer.run.store import RunStore

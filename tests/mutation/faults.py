@@ -7,7 +7,7 @@ from jaxdp_episodic.accountant.questions import contribution_pairs, dominating_p
 from jaxdp_episodic.trainer.draw import blocks, rows, sampler
 from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.gradient import private_gradient
-from jaxdp_episodic.trainer.gradient.bands import BandMemory
+from jaxdp_episodic.trainer.gradient.noise import BandMemory
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run import ledger

@@ -102,17 +102,10 @@ class Training:
     """A run as an auditor needs it: the arguments of `Trainer`, without canaries.
 
     Attributes:
-      learner: see `Trainer`, as all below.
-      params: initial parameters.
+      learner, params, shots, optimizer, l2_clip_norm, normalizer, block_size, noise,
+        clipping: as of `Trainer`.
       data: without canaries.
       budget: the claim: its step, its delta and its number of steps.
-      shots: support examples.
-      optimizer: of the run.
-      l2_clip_norm: C; of the first step, if it follows a quantile.
-      normalizer: or None.
-      block_size: or None.
-      noise: "discrete" or "gaussian".
-      clipping: or None.
       start: makes the private statistics of a table that the run begins with, the
         budget's ``before``; None: there are none.
       make_trainer: `Trainer`, or one with an error that an audit should find.

@@ -7,11 +7,23 @@ number: 8 for one of 256 layers, a sign, and 52 for the place within the layer. 
 edge of a layer, and beyond 3.65 standard deviations, it uses more words of 53 bits. Its
 tail ends at 12.2 standard deviations, which ideal noise exceeds with probability
 2e-34. Unlike ideal noise, it takes only finitely many values.
+
+Correlated noise has an encoder of sums into releases, and its decoder. With whole
+coefficients k, whole sums X and discrete noise, step t computes
+
+    y_t = sum_i k_i X_(t-i) + noise,    h_t = (y_t - sum_(i>0) k_i h_(t-i)) / k_0.
+
+The noise protects the y. The run's file and the optimizer get h_t, a function of the y.
+Only the memory of one process holds the sums without noise. It is cleared when a step
+is given up, and lost with the process; later steps then start with an empty memory, at
+the same privacy cost (docs/proofs.md, "Correlated noise").
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,8 +39,12 @@ LARGEST_NOISE = 1e6
 """Largest multiplier of discrete noise, so that sums plus noise fit into 64 bits."""
 
 _DRAWN_FOR = ("kind", "noise_multiplier", "shapes")
-# A product that is rounded down must not be smaller than stated.
+# By which products and norms are raised: rounding must not make noise too small.
 _ROUNDED = 1 + 1e-12
+# k_0; the others are rounded to whole numbers, which adds at most 2e-5 of the noise.
+_FIRST = 256
+# Exclusive bound of the sum of all |k|: below it, sums are exact in float64.
+_MOST = 2**15
 
 
 class Noise:
@@ -89,3 +105,82 @@ def drawn_noise(
         return np.zeros(count, np.int64)
     variance = covering_variance(deviation * _ROUNDED)
     return sample_discrete_gaussian(variance, count, generator)
+
+
+class BandMemory:
+    """Encoder and decoder of a run's correlated noise, with their memory."""
+
+    def __init__(self, coefficients: Sequence[float], *, is_discrete: bool) -> None:
+        given = np.asarray(coefficients, np.float64)
+        if given.ndim != 1 or not given.size or not given[0] > 0:
+            raise ValueError(
+                f"coefficients must be a list whose first is > 0, got {coefficients!r}"
+            )
+        # The norm is rounded up: a contribution with its shares in all releases is this
+        # many times as long. The weight is that of a count, which is in one release
+        # only: a whole number <= norm.
+        if is_discrete:
+            given = np.rint(_FIRST * given / given[0])
+            self.norm = math.sqrt(np.sum(given**2)) * _ROUNDED
+            self.weight = math.isqrt(int(np.sum(given**2)))
+        else:
+            given = given / (np.linalg.norm(given) * _ROUNDED)
+            self.norm, self.weight = 1.0, 1
+        if np.sum(np.abs(given)) >= _MOST:
+            raise ValueError(
+                f"coefficients of {len(given)} bands must have a sum below "
+                f"{_MOST // _FIRST} times the first one, or sums are not exact"
+            )
+        if np.any(np.abs(np.roots(given[::-1])) <= 1):
+            raise ValueError(
+                "coefficients must have their roots outside the unit circle, or the "
+                f"decoded noise grows without end, got {coefficients!r}"
+            )
+        # Whole numbers for discrete noise; otherwise numbers of norm <= 1.
+        kept = given.astype(np.int64) if is_discrete else given
+        self.coefficients: list[Any] = kept.tolist()
+        self.clear()
+
+    def clear(self) -> None:
+        """Empties the memory of encoder and decoder."""
+        self._sums: list[list[np.ndarray]] = []  # the latest one first
+        self._decoded: list[list[np.ndarray]] = []
+        self._process = os.getpid()
+        self._rises = self._rising()
+        # Standard deviation of the noise of the next decoded sum, in noise multipliers.
+        self.rise = next(self._rises)
+
+    def release(
+        self, sums: list[np.ndarray], noise: list[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Returns the decoded sums, float64; ``noise`` was drawn for ``norm``."""
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "a run with bands must continue in the process that began it: two "
+                "processes would both release the sums in its memory; resume the run"
+            )
+        first, *later = self.coefficients
+        released = [first * x + n for x, n in zip(sums, noise, strict=True)]
+        for k, past in zip(later, self._sums, strict=False):
+            released = [y + k * x for y, x in zip(released, past, strict=True)]
+        decoded = [y.astype(np.float64) for y in released]
+        for k, past in zip(later, self._decoded, strict=False):
+            decoded = [h - k * x for h, x in zip(decoded, past, strict=True)]
+        decoded = [h / first for h in decoded]
+        self._sums = [sums, *self._sums][: len(later)]
+        self._decoded = [decoded, *self._decoded][: len(later)]
+        self.rise = next(self._rises)
+        return decoded
+
+    def _rising(self) -> Iterator[float]:
+        """Yields the values of `rise`, from the first release on."""
+        first, *later = self.coefficients
+        past, square = [1 / first], 0.0
+        while True:
+            square += past[0] ** 2
+            yield self.norm * math.sqrt(square)
+            new = -sum(k * f for k, f in zip(later, past, strict=False)) / first
+            past = [new, *past][: max(len(later), 1)]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("bands hold sums without noise, which must not be copied")

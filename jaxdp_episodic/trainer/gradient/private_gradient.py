@@ -36,7 +36,6 @@ from jaxdp_episodic.trainer.config.training_parts import (
 )
 from jaxdp_episodic.trainer.draw.generators import generator
 from jaxdp_episodic.trainer.gradient import discrete_noise
-from jaxdp_episodic.trainer.gradient.bands import BandMemory
 from jaxdp_episodic.trainer.gradient.clipping import (
     clip_by_norm,
     longest,
@@ -44,7 +43,12 @@ from jaxdp_episodic.trainer.gradient.clipping import (
     scale_to_norm,
     vote,
 )
-from jaxdp_episodic.trainer.gradient.noise import Noise, checked_noise, drawn_noise
+from jaxdp_episodic.trainer.gradient.noise import (
+    BandMemory,
+    Noise,
+    checked_noise,
+    drawn_noise,
+)
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 

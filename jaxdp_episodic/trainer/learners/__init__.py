@@ -1,4 +1,4 @@
 """Models, learners of episodes, fixed features and optimizers.
 
-Doors: `adapted`, `episode`, `features`, `learners`, `models`, `optimizers`.
+Doors: `episode`, `features`, `learners`, `models`, `optimizers`.
 """

@@ -51,8 +51,8 @@ from jaxdp_episodic.trainer.data.sources import Omniglot
 from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.table import INVERTED, ExampleTable
 from jaxdp_episodic.trainer.learners import learners, models
-from jaxdp_episodic.trainer.learners.adapted import adapted, begin_with, parameters_file
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
+from jaxdp_episodic.trainer.learners.models import adapted, begin_with, parameters_file
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
 from jaxdp_episodic.trainer.run.checks import check_held_out, check_owners, sampler_of
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, PrivateValidation

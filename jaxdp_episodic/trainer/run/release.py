@@ -25,9 +25,9 @@ from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.trainer.data.owners import id_array
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.learners import learners
-from jaxdp_episodic.trainer.learners.adapted import plain_params
 from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
+from jaxdp_episodic.trainer.learners.models import plain_params
 from jaxdp_episodic.trainer.run.evaluation import Calibration, for_ways
 from jaxdp_episodic.trainer.run.report import RunStatement
 from jaxdp_episodic.trainer.run.run_files import STORE, read_log, releasable_records

@@ -12,7 +12,7 @@ import pytest
 
 from jaxdp_episodic.accountant.numerics.band_coefficients import band_coefficients
 from jaxdp_episodic.trainer.gradient import discrete_noise
-from jaxdp_episodic.trainer.gradient.bands import BandMemory
+from jaxdp_episodic.trainer.gradient.noise import BandMemory
 
 # docs/correlated.md, computed by hand: integer coefficients (4, 3, 2), six steps of
 # two numbers, and a memory that is cleared before the fourth.
@@ -102,7 +102,7 @@ def test_the_stated_rise_is_that_of_the_decoded_noise(is_discrete):
 FORKED = """
 import os
 import numpy as np
-from jaxdp_episodic.trainer.gradient.bands import BandMemory
+from jaxdp_episodic.trainer.gradient.noise import BandMemory
 memory, one = BandMemory([1.0, 0.5], is_discrete=True), [np.ones(1, np.int64)]
 memory.release(one, one)
 if os.fork():

@@ -11,8 +11,7 @@ from flax import linen, nnx
 import jaxdp_episodic as jde
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.trainer.config.training_parts import ModelConfig
-from jaxdp_episodic.trainer.learners.adapted import adapted, film, merged
-from jaxdp_episodic.trainer.learners.models import GroupNorm, built_module
+from jaxdp_episodic.trainer.learners import models
 from jaxdp_episodic.training import (
     MLP,
     ConvNet,
@@ -68,7 +67,7 @@ def test_the_group_normalization_and_its_derivatives_equal_flaxs(order):
     expected = of(nnx.GroupNorm(4, use_fast_variance=False, **settings))
     assert np.min(np.abs(expected)) > 1e-4
     close = {"rtol": 1e-3, "atol": 1e-4} if order else {"rtol": 1e-5, "atol": 1e-5}
-    np.testing.assert_allclose(of(GroupNorm(4, **settings)), expected, **close)
+    np.testing.assert_allclose(of(models.GroupNorm(4, **settings)), expected, **close)
 
 
 def test_a_linear_embedding_starts_orthogonal_and_may_keep_its_inputs():
@@ -87,7 +86,7 @@ def test_a_linear_embedding_starts_orthogonal_and_may_keep_its_inputs():
     assert skipping != apply
     config = ModelConfig(kind="linear", skip=True)
     for embeds, width in ((True, 9), (False, 3)):  # logits have no skip
-        apply, params = split_model(built_module(config, (6,), 3, embeds=embeds))
+        apply, params = split_model(models.built_module(config, (6,), 3, embeds=embeds))
         assert apply(params, np.ones((2, 6), np.float32)).shape == (2, width)
 
 
@@ -176,13 +175,13 @@ def moved(params):
 @pytest.mark.parametrize(("network", "train"), TRAINED)
 def test_trained_parameters_of_a_built_in_network(network, train):
     module = NETWORKS[network]()
-    made, wrt = adapted(module, train, 3, 0)
+    made, wrt = models.adapted(module, train, 3, 0)
     apply, params = split_model(made, wrt=wrt)
     assert paths(params) == TRAINED[network, train] | HEAD
     # At the start it equals the network; later it merges into one without adapters.
     np.testing.assert_allclose(apply(params, IMAGES), module(IMAGES), atol=1e-6)
     params = jax.tree.map(jnp.float32, moved(params))
-    whole = merged(apply.module(params))
+    whole = models.merged(apply.module(params))
     np.testing.assert_allclose(whole(IMAGES), apply(params, IMAGES), atol=1e-5)
     assert paths(split_model(whole, wrt=nnx.Param)[1]) == paths(split_model(module)[1])
     assert np.abs(whole(IMAGES) - module(IMAGES)).max() > 0.01
@@ -238,13 +237,13 @@ def test_layers_with_state_in_evaluation_mode_are_constants():
 def test_a_frozen_body_keeps_its_precision():
     module = Pretrained(nnx.Rngs(0))
     module.eval()
-    made = film(module, head="last")
+    made = models.film(module, head="last")
     apply, params = split_model(made)
     norm = {"norm/scale", "norm/bias"}
     assert paths(params) == norm | {"last/kernel", "last/bias"}
     assert apply.module(params).layer.kernel[...].dtype == jnp.bfloat16
     assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"float32"}
-    assert paths(split_model(film(module, head=None))[1]) == norm
+    assert paths(split_model(models.film(module, head=None))[1]) == norm
     assert not jax.tree.leaves(nnx.state(module, type(made.norm.scale)))  # a copy
 
 
@@ -255,7 +254,7 @@ def test_networks_without_film_layers_are_refused():
         ({}, {}, "must be a flax.nnx.Module, got a dict"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
-            film(module, **given)
+            models.film(module, **given)
     with pytest.raises(ValueError, match="train must be 'all' with kind='linear'"):
         ModelConfig(kind="linear", train="head")
 
@@ -342,7 +341,7 @@ def test_a_release_is_a_plain_network(public, tmp_path, train):
 @pytest.mark.slow
 def test_a_release_of_a_users_film_needs_the_same_body(public, tmp_path):
     config = read_config(public / "tiny.toml")
-    body = film(ConvNet((14, 14, 1), (4,), 4, rngs=nnx.Rngs(5)))
+    body = models.film(ConvNet((14, 14, 1), (4,), 4, rngs=nnx.Rngs(5)))
     result = run_training(config, tmp_path / "run", base=public, model=body)
     assert isinstance(result.trainer.learner, ProtoNet)
     assert paths(result.trainer.params) == HEAD | {

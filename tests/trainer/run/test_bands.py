@@ -18,7 +18,7 @@ from jaxdp_episodic.tools.cli import run as command
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.tree_draw import random_places
-from jaxdp_episodic.trainer.gradient.bands import BandMemory
+from jaxdp_episodic.trainer.gradient.noise import BandMemory
 from jaxdp_episodic.trainer.learners.optimizers import noise_corrected_adam
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import plan

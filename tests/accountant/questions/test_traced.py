@@ -18,7 +18,7 @@ from scipy.stats import binom, norm
 import jaxdp_episodic as jde
 from designs import difference
 from jaxdp_episodic import traced
-from jaxdp_episodic.accountant.questions import dominating_pair, traced_program
+from jaxdp_episodic.accountant.questions import dominating_pair, traced as in_jax
 from jaxdp_episodic.accountant.questions.gradients import Question
 
 DELTA = 1e-5
@@ -185,7 +185,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax, jax.numpy as jnp, numpy as np
 import jaxdp_episodic as jde
 from jaxdp_episodic import traced
-from jaxdp_episodic.accountant.questions import traced_program
+from jaxdp_episodic.accountant.questions import traced as in_jax
 
 P = jax.sharding.PartitionSpec
 
@@ -212,7 +212,7 @@ with ThreadPoolExecutor(6) as pool:
 for one in found:
     np.testing.assert_allclose(one, true, rtol=2e-7)
 
-traced_program.FEWEST = 2  # compiled: of each device's two settings, too
+in_jax.FEWEST = 2  # compiled: of each device's two settings, too
 with jax.enable_x64(True):
     noises, placed = (a.astype(np.float64) for a in (noises, placed))
     slopes = jax.grad(lambda noise: traced.rdp(step(noise), 8.0).sum())
@@ -495,7 +495,7 @@ def host(monkeypatch):
         return known(self, words, *given)
 
     monkeypatch.setattr(Question, "rows", counted)
-    monkeypatch.setattr(traced_program, "FEWEST", len(FIVE))
+    monkeypatch.setattr(in_jax, "FEWEST", len(FIVE))
     with jax.enable_x64(True):
         yield calls
 
@@ -551,8 +551,8 @@ def test_settings_answered_by_the_host(
     question = Question(kind, one, {}, ("noise_multiplier",), option)
     is_compiled = request.node.callspec.id == "compiled"
     for words in (((),), ((), (0,))):
-        assert traced_program.is_in_program(question, words) == is_compiled
-    assert not traced_program.is_in_program(question, ((), (0,), (0, 0)))
+        assert in_jax.is_in_program(question, words) == is_compiled
+    assert not in_jax.is_in_program(question, ((), (0,), (0, 0)))
 
 
 def levels(*rates: float, **options: Any) -> jde.GaussianStep:
@@ -576,9 +576,9 @@ def test_the_compiled_pair_equals_the_theorems() -> None:
         levels(0.2, 0.3, 0.4, clip_unit="class", privacy_unit="class"),
         levels(0.2, 0.3, clip_unit="school", privacy_unit="school"),
     ):
-        assert traced_program.poisson_levels(one)
+        assert in_jax.poisson_levels(one)
         true = dominating_pair.dominating_pair(one)
-        pair = traced_program.poisson_pair(one)
+        pair = in_jax.poisson_pair(one)
         assert type(true) is type(pair)
         fields = zip(pair.fields, true.fields, strict=True)
         assert all(np.all(a == np.squeeze(b)) for a, b in fields)
@@ -595,7 +595,7 @@ def test_the_compiled_pair_equals_the_theorems() -> None:
         jde.LaplaceRelease(1.0, sampling_probability=0.2),
         dataclasses.replace(coins, sampling=sized),
     ):
-        assert traced_program.poisson_levels(one) == ()
+        assert in_jax.poisson_levels(one) == ()
 
 
 @pytest.mark.slow
@@ -608,7 +608,7 @@ def test_epsilons_and_derivatives(host, monkeypatch) -> None:
     value, slopes = each(*at)
     assert host and set(host) == {(1,)}  # no steps
     np.testing.assert_allclose(value, rdp_on_host(*at), rtol=1e-12)
-    monkeypatch.setattr(traced_program, "FEWEST", 100)
+    monkeypatch.setattr(in_jax, "FEWEST", 100)
     _, true = jax.vmap(jax.value_and_grad(rdp_epsilon, by))(*at)
     for slope, one in zip(slopes, true, strict=True):
         np.testing.assert_allclose(slope, one, rtol=2e-8)
@@ -633,7 +633,7 @@ def test_the_program_lowers_for_devices(kind, known) -> None:
 
     def program(noise: Any) -> Any:
         words = ((), (0,))
-        return traced_program.answer_and_slopes(question, words, noise.shape, (noise,))
+        return in_jax.answer_and_slopes(question, words, noise.shape, (noise,))
 
     with jax.numpy_rank_promotion("allow"):
         export = jax.export.export(jax.jit(program), platforms=("cuda", "tpu"))

@@ -3,18 +3,6 @@
 See docs/amplification.md.
 """
 
-from jaxdp_episodic.accountant.bounds.approximate_dp import (
-    advanced_joint_convexity,
-    amplified_epsilon,
-    amplify_poisson,
-    amplify_without_replacement,
-    delta_poisson_subsampled,
-    delta_with_replacement_subsampled,
-    delta_without_replacement_subsampled,
-    group_delta,
-    subsampled_response_epsilon,
-    unamplified_epsilon,
-)
 from jaxdp_episodic.accountant.bounds.common import smallest_epsilon
 from jaxdp_episodic.accountant.bounds.composition import (
     compose_closed_form,
@@ -46,9 +34,19 @@ from jaxdp_episodic.accountant.bounds.shuffling import (
     shuffled_epsilon,
     shuffled_epsilon_closed_form,
 )
-from jaxdp_episodic.accountant.bounds.subsampled_rdp import (
+from jaxdp_episodic.accountant.bounds.subsampling import (
+    advanced_joint_convexity,
+    amplified_epsilon,
+    amplify_poisson,
+    amplify_without_replacement,
+    delta_poisson_subsampled,
+    delta_with_replacement_subsampled,
+    delta_without_replacement_subsampled,
+    group_delta,
     rdp_poisson_subsampled,
     rdp_without_replacement_subsampled,
+    subsampled_response_epsilon,
+    unamplified_epsilon,
 )
 
 __all__ = [

@@ -318,13 +318,13 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_622,
+    "jaxdp_episodic": 62_604,
     "jaxdp_episodic/accountant/describe": 3_870,
     "jaxdp_episodic/accountant/losses": 5_175,
     "jaxdp_episodic/accountant/methods": 5_922,
     "jaxdp_episodic/accountant/numerics": 3_152,
     "jaxdp_episodic/accountant/questions": 6_101,
-    "jaxdp_episodic/accountant/bounds": 1_921,
+    "jaxdp_episodic/accountant/bounds": 1_905,
     "jaxdp_episodic/accountant/interop": 1_714,
     "jaxdp_episodic/accountant/report": 2_057,
     "jaxdp_episodic/trainer/data": 3_495,

@@ -92,14 +92,11 @@ def npz_records(
     levels: Sequence[str] = (),
     split: str | None = None,
     owner: str | None = None,
-    shape: tuple[int, ...] | None = None,
+    shape: tuple[int, ...] | None = None,  # of an example: labels may be missing
     must_be_named: bool = False,
     max_bytes: int = MAX_BYTES,
 ) -> Records:
-    """Returns the records of an npz file; see `load_npz`.
-
-    With a ``shape``, that of an example, labels may be missing.
-    """
+    """Returns the records of an npz file; see `load_npz`."""
     if must_be_named:
         refuse_unnamed(path)
     arrays = read_arrays(path, max_bytes=max_bytes)
@@ -571,7 +568,7 @@ def read_examples(
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist")
     first, suffix = paths[0], paths[0].suffix.lower()
-    if suffix == ".npz" or suffix in (".csv", ".parquet"):
+    if suffix in (".npz", ".csv", ".parquet"):
         if len(paths) > 1:
             raise ValueError(f"{first} must be the only file, got {len(paths)}")
         if suffix == ".npz":

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_604,
+    "jaxdp_episodic": 62_600,
     "jaxdp_episodic/accountant/describe": 3_870,
     "jaxdp_episodic/accountant/losses": 5_175,
     "jaxdp_episodic/accountant/methods": 5_922,
@@ -327,7 +327,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/bounds": 1_905,
     "jaxdp_episodic/accountant/interop": 1_714,
     "jaxdp_episodic/accountant/report": 2_057,
-    "jaxdp_episodic/trainer/data": 3_495,
+    "jaxdp_episodic/trainer/data": 3_492,
     "jaxdp_episodic/trainer/draw": 1_481,
     "jaxdp_episodic/trainer/config": 1_334,
     "jaxdp_episodic/trainer/gradient": 1_467,
@@ -343,7 +343,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/train": 1_273,
     "jaxdp_episodic/tools/explore": 467,
     "jaxdp_episodic/tools/cli": 2_314,
-    "jaxdp_episodic/files": 1_431,
+    "jaxdp_episodic/files": 1_430,
     "experiments": 7_103,
     "tests": 48_325,
 }

@@ -318,8 +318,8 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_600,
-    "jaxdp_episodic/accountant/describe": 3_870,
+    "jaxdp_episodic": 62_594,
+    "jaxdp_episodic/accountant/describe": 3_864,
     "jaxdp_episodic/accountant/losses": 5_175,
     "jaxdp_episodic/accountant/methods": 5_922,
     "jaxdp_episodic/accountant/numerics": 3_152,

@@ -329,10 +329,17 @@ def check_scheme(name: str, value: Any) -> None:
 
 
 def check_named(field: str, scheme: Any, name: str) -> None:
-    """Refuses anything but a scheme of the level ``name``."""
+    """Refuses anything but a scheme that the level ``name`` may have."""
     check_scheme(field, scheme)
     if scheme.name != name:
         raise ValueError(f"{field} must be named {name!r}, got {scheme.name!r}")
+    if name != EPISODE:
+        refuse_epochs(field, scheme)
+    elif scheme.population is not None:
+        raise ValueError(
+            f"{field} must have population=None: the design determines the number of "
+            f"episodes, got population={scheme.population!r}"
+        )
 
 
 def refuse_epochs(where: str, value: Any) -> None:
@@ -426,11 +433,6 @@ class PeopleBlocks(Design):
 
     def __post_init__(self) -> None:
         check_named("episodes", self.episodes, EPISODE)
-        if self.episodes.population is not None:
-            raise ValueError(
-                "episodes must have population=None: the blocks determine the number "
-                f"of episodes; got population={self.episodes.population!r}"
-            )
         if self.sampling is not None:
             object.__setattr__(self, "sampling", within_episode(self.sampling))
         super().__post_init__()
@@ -506,9 +508,7 @@ class GroupedClasses(Design):
             check_named("episodes", self.episodes, EPISODE)
         if self.classes is not None:
             check_named("classes", self.classes, CLASS)
-            refuse_epochs("classes", self.classes)
         check_named("examples", self.examples, EXAMPLE)
-        refuse_epochs("examples", self.examples)
         if isinstance(self.examples, Poisson):
             raise NotImplementedError(
                 "GroupedClasses with examples=Poisson has no theorem here; covered: "
@@ -519,12 +519,6 @@ class GroupedClasses(Design):
     def check_values(self) -> None:
         """Refuses populations and numbers of classes that contradict the design."""
         super().check_values()
-        if self.episodes is not None and self.episodes.population is not None:
-            raise ValueError(
-                "episodes must have population=None: there are "
-                "floor(num_classes / ways) episodes; got "
-                f"population={self.episodes.population!r}"
-            )
         classes = self.classes
         if classes is None:
             return

@@ -41,7 +41,7 @@ class Records:
         """The kept values of the first record, (1, ...)."""
         if not self.numbers.num_examples:
             raise ValueError("there must be at least one example, got none")
-        return next(iter(self.read(np.sort(self.numbers.features))))[:1]
+        return next(iter(self.read(np.sort(self.numbers.features))))[:1].copy()
 
     @property
     def encoding(self) -> str | None:

@@ -135,32 +135,24 @@ class StepConfig(CheckedSpec):
 class TrainingConfig(CheckedSpec):
     """A private training run; the dictionary form is what a TOML file holds.
 
+    The tables and their keys, ``[data]``, ``[step]`` and so on, are described in
+    docs/training.md.
+
     Attributes:
-      data: where the examples come from.
-      step: how episodes are sampled, what is clipped and who is protected. It has no
-        noise multiplier if ``num_steps`` is given.
       epsilon: the target, > 0; ``inf`` trains without noise.
       delta: the target, in (0, 1).
       num_steps: steps of the run, for which the noise is calibrated. None: as many as
         the step's own noise permits.
-      people: bounds of what one person owns, if people are protected.
-      learner: the loss of an episode, and how queries are predicted.
-      model: the network; None for private statistics alone, as for the next two; may be
-        None for "bayes", which then takes the features as they are.
-      features: fixed features instead of the examples' own.
-      start: private statistics that the run begins with, if any.
-      optimizer: of the outer loop.
+      model: the network; None for private statistics alone, and for "bayes" on the
+        features as they are.
       l2_clip_norm: bound of each clip unit's gradient; the first one if it follows a
         quantile; 1 by default for "normalize".
-      clipping: how contributions are bounded; None: longer gradients are scaled to the
-        bound.
+      clipping: None: gradients longer than the bound are scaled to it.
       normalizer: public divisor of the noised sum; see `Trainer`.
       block_size: clip units computed in one call; see `Trainer`.
-      evaluation: on held-out data, if any.
       checkpoint_every: steps between checkpoints.
       noise: "discrete", or "gaussian"; see `Trainer`. Or a `NoiseConfig`: correlated.
       seed: None: the operating system's entropy. A number is *not private*.
-      adaptive: what an adaptive run may choose; None: the run has a fixed plan.
     """
 
     data: DataSource

@@ -93,8 +93,7 @@ def noise_corrected_adam(
         return changes, state
 
     scaled = optax.GradientTransformationExtraArgs(adam.init, update)
-    rate = optax.scale_by_learning_rate(learning_rate)
-    chained = optax.chain(scaled, rate)
+    chained = optax.chain(scaled, optax.scale_by_learning_rate(learning_rate))
     return optax.GradientTransformationExtraArgs(chained.init, chained.update)
 
 

@@ -122,7 +122,7 @@ def plain_ticks(axis: Any, low: float, high: float, crowd: int = 1) -> None:
     """Puts plain numbers on a logarithmic axis; ``crowd`` is the number of panels."""
     ticker = matplotlib("matplotlib.ticker")
     # Each of several panels is narrower than a single one, as if it had more decades.
-    decades = np.log10(high / low) * (1 + 0.5 * (crowd - 1))
+    decades = (np.log10(high) - np.log10(low)) * (1 + 0.5 * (crowd - 1))
     choices = {0.9: (1, 1.5, 2, 3, 4, 5, 7), 2.5: (1, 2, 5), 4.0: (1, 3)}
     steps = next((s for most, s in choices.items() if decades < most), (1,))
     axis.set_major_locator(ticker.LogLocator(subs=steps, numticks=20))

@@ -49,10 +49,6 @@ from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 MOST_TERMS = 200
 # Terms of a moment this many nats below the sum are left out: hundreds add up to 1e-13.
 _NEGLIGIBLE_NATS = 36.0
-# The same in the search for the best order, which needs an accuracy of about 1e-7.
-_NEGLIGIBLE_IN_SEARCH = 18.0
-# A quadrature with fewer nodes per panel than this is a search.
-_NODES_OF_ANSWER = 12
 # Terms are left out up to this share of delta, which is then added to delta.
 _TRUNCATED_SHARE = 1e-9
 _AT_ONCE = 512  # terms times settings that NumPy computes at once
@@ -185,16 +181,13 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
             found[:, used] = self._moment(*of, rule)
             found[0][used] += log_weight[used]
 
-        is_search = rule.quadrature.nodes_per_panel < _NODES_OF_ANSWER
-        nats = _NEGLIGIBLE_IN_SEARCH if is_search else _NEGLIGIBLE_NATS
-        used = size > largest(size) - nats
+        used = size > largest(size) - _NEGLIGIBLE_NATS
         evaluate(used)
-        # Terms that may not be negligible; a search needs them under zero_out only.
-        missed = ~used & (upper > largest(found[0]) - nats)
-        if np.any(missed) and not (is_search and self.is_symmetric):
+        # Terms that may not be negligible.
+        missed = ~used & (upper > largest(found[0]) - _NEGLIGIBLE_NATS)
+        if np.any(missed):
             evaluate(missed)
-        if not is_search:
-            found[0] = np.where(used | missed, found[0], upper)
+        found[0] = np.where(used | missed, found[0], upper)
         peak = np.maximum.reduceat(found[0], start)
         finite = np.where(np.isfinite(peak), peak, 0.0)
         share, found[0] = np.exp(found[0] - finite[index]), 1.0

@@ -106,12 +106,11 @@ def _integrals(
 ) -> tuple[Array, ...]:
     """Integrates over one half-line: the log-excess and its derivatives over it."""
     low, high, density = windows
-    per_panel = rule.quadrature.nodes_per_panel
+    panels, per_panel, _ = rule.quadrature
     length = np.sum(high - low, axis=0)
     # As many panels per peak as the rule has.
     wanted = np.max(density, axis=0) * length + np.sum(high > low, axis=0)
-    wanted = wanted * rule.quadrature.num_panels / _USUAL_PANELS
-    wanted = np.clip(wanted, 4, _MOST_PANELS)
+    wanted = np.clip(wanted * panels / _USUAL_PANELS, 4, _MOST_PANELS)
     wanted = np.where(np.isnan(wanted), 4, wanted)  # without noise there is no moment
     # Settings with similar numbers of panels are integrated together.
     size = np.ceil(np.log(wanted) / np.log(_ALIKE))

@@ -1,7 +1,4 @@
-"""Losses with finitely many values, against sums over the outcomes of all steps.
-
-Closed forms, certified ends on a lattice, and its cells.
-"""
+"""Losses with finitely many values, against sums over the outcomes of all steps."""
 
 import itertools
 import math

@@ -122,6 +122,14 @@ def pld_bounds(
             lower = _end_of_bounding_run(question, below, width, up=False)
             upper = _end_of_bounding_run(question, above, width, up=True)
             upper = np.maximum(upper, lower)
+        absolute, relative = _tolerances(question, width)
+        enough = np.maximum(absolute, relative * (lower if question.is_epsilon else 1))
+        settled = run.facts.is_unprotected | run.facts.loses_nothing
+        with np.errstate(invalid="ignore"):  # both infinite
+            left = np.flatnonzero(~settled & ~(upper - lower <= enough))
+        if left.size:
+            bound = _rdp_end(question.take(left), run.take(left))
+            upper[left] = np.maximum(np.minimum(upper[left], bound), lower[left])
     if width is not None and question.is_epsilon:
         missed = np.isfinite(upper) & (upper - lower > width)
         if np.any(missed):
@@ -205,12 +213,6 @@ def _bounds(
         else:
             found = _ends(steps[i], target, known, most)
         lower[i], upper[i] = found
-    enough = np.maximum(absolute, relative * lower if question.is_epsilon else relative)
-    with np.errstate(invalid="ignore"):  # both infinite
-        left = np.flatnonzero(~settled & ~(upper - lower <= enough))
-    if left.size:
-        bound = _rdp_end(question.take(left), run.take(left))
-        upper[left] = np.maximum(np.minimum(upper[left], bound), lower[left])
     return lower, upper
 
 

@@ -69,7 +69,7 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
     quick = one & (not any(isinstance(loss, Bounds) for loss in run.losses))
     quick |= all(isinstance(loss, FiniteValues) for loss in run.losses)
     with rdp.bounding_few(int(poor.sum())):
-        _solve(poor & (certify | quick), pld_answer, *asks)
+        _solve(poor & (certify | quick), _certified, *asks)
         _solve(poor & ~(certify | quick), rdp.rdp_answer, *asks)
     answer.is_certified[poor] = True
     value = np.maximum(answer.value, 0.0) if question.is_epsilon else answer.value
@@ -90,6 +90,12 @@ def _solve(
         found = solve(question.take(index), run.take(index))
         for field, part in zip(answer, found, strict=True):
             field[index] = part
+
+
+def _certified(question: Question, run: Run) -> Answer:
+    """The certified upper bound, or the Rényi bound if that is smaller."""
+    found, (bound, _) = pld_answer(question, run), rdp.rdp_bound(question, run)
+    return found._replace(value=np.minimum(found.value, bound))
 
 
 def _of_one_step(question: Question, run: Run) -> Answer:

@@ -41,17 +41,17 @@ from jaxdp_episodic.accountant.questions.api import (
     privacy_profile,
     rdp,
 )
-from jaxdp_episodic.accountant.questions.attacker import (
-    advantage,
-    gdp_mu,
-    trade_off,
-    true_positive_rate,
-)
 from jaxdp_episodic.accountant.questions.bands import BandChoices, choose_bands
 from jaxdp_episodic.accountant.questions.calibration import (
     calibrate_noise_multiplier,
     calibrate_num_steps,
     calibrate_rate,
+)
+from jaxdp_episodic.accountant.questions.gdp import (
+    advantage,
+    gdp_mu,
+    trade_off,
+    true_positive_rate,
 )
 from jaxdp_episodic.accountant.questions.gradients import epsilon_and_gradient
 from jaxdp_episodic.accountant.report.report import PrivacyReport, privacy_report

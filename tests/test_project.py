@@ -318,12 +318,12 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_497,
+    "jaxdp_episodic": 62_474,
     "jaxdp_episodic/accountant/describe": 3_864,
     "jaxdp_episodic/accountant/losses": 5_134,
     "jaxdp_episodic/accountant/methods": 5_890,
     "jaxdp_episodic/accountant/numerics": 3_152,
-    "jaxdp_episodic/accountant/questions": 6_101,
+    "jaxdp_episodic/accountant/questions": 6_080,
     "jaxdp_episodic/accountant/bounds": 1_905,
     "jaxdp_episodic/accountant/interop": 1_714,
     "jaxdp_episodic/accountant/report": 2_057,
@@ -339,7 +339,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/sweep": 1_102,
     "jaxdp_episodic/tools/plan": 2_075,
     "jaxdp_episodic/tools/plots": 1_197,
-    "jaxdp_episodic/tools/book": 1_118,
+    "jaxdp_episodic/tools/book": 1_116,
     "jaxdp_episodic/tools/train": 1_273,
     "jaxdp_episodic/tools/explore": 467,
     "jaxdp_episodic/tools/cli": 2_314,

@@ -3,7 +3,6 @@
 Arguments of the wrong type raise `TypeError`, values out of range and shapes that do
 not broadcast `ValueError`; functions name what they refuse besides.
 
-Doors: `adaptive`, `adaptive_budget`, `api`, `attacker`, `bands`, `budget`,
-`calibration`, `dominating_pair`, `gdp_budget`, `gradients`, `strategies`,
-`traced`, `tuning`, `worst_path`.
+Doors: `adaptive`, `adaptive_budget`, `api`, `bands`, `budget`, `calibration`,
+`dominating_pair`, `gdp`, `gradients`, `strategies`, `traced`, `tuning`, `worst_path`.
 """

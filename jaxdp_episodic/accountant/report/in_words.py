@@ -13,7 +13,7 @@ from jaxdp_episodic.accountant.describe.designs import PERSON, WithoutReplacemen
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget, in_words
-from jaxdp_episodic.accountant.questions.attacker import advantage, true_positive_rate
+from jaxdp_episodic.accountant.questions.gdp import advantage, true_positive_rate
 from jaxdp_episodic.accountant.report.report import PrivacyReport
 from jaxdp_episodic.accountant.report.sentences import (
     changed_unit,

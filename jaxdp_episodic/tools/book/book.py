@@ -18,7 +18,7 @@ from jaxdp_episodic.accountant.describe.runs import parts_of, refuse_disjoint
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import check_method, epsilon as epsilon_of
-from jaxdp_episodic.accountant.questions.gdp_budget import GdpBudget
+from jaxdp_episodic.accountant.questions.gdp import GdpBudget
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.json_file import read_json
 from jaxdp_episodic.tools.book.content import (

@@ -32,7 +32,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.population import PersonBounds
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
-from jaxdp_episodic.accountant.questions import gdp_budget
+from jaxdp_episodic.accountant.questions import gdp
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import check_method
 from jaxdp_episodic.accountant.report.sentences import unit_in_words
@@ -55,7 +55,7 @@ class BookExhaustedError(ValueError):
 class GdpPrices:
     """Prices of a book for any runs: mu and a floor for each; see `GdpBudget`."""
 
-    budget: gdp_budget.GdpBudget
+    budget: gdp.GdpBudget
 
     @property
     def default_floor(self) -> float:
@@ -65,19 +65,17 @@ class GdpPrices:
     def price(self, *parts: AnyRun, method: str, floor: float | None = None) -> Price:
         """Returns the price of a run at a floor; the largest of its disjoint parts."""
         floor = self.default_floor if floor is None else floor
-        each = [
-            gdp_budget.gdp_price(part, floor=floor, method=method) for part in parts
-        ]
+        each = [gdp.gdp_price(part, floor=floor, method=method) for part in parts]
         return {name: max(getattr(one, name) for one in each) for name in _FIELDS}
 
     def price_of_search(self, orders: Any, rdp: Any, floor: float | None) -> Price:
         """Returns the price of a search, from its Rényi DP; see `price_of_rdp`."""
         floor = self.default_floor if floor is None else floor
-        return dataclasses.asdict(gdp_budget.price_of_rdp(orders, rdp, floor=floor))
+        return dataclasses.asdict(gdp.price_of_rdp(orders, rdp, floor=floor))
 
     def check(self, paid: Sequence[Price], price: Price) -> None:
         """Refuses a price that exceeds what is left after ``paid``."""
-        before, wanted = _read(paid), gdp_budget.GdpPrice(**price)
+        before, wanted = _read(paid), gdp.GdpPrice(**price)
         if not self.budget.permits(before, wanted):
             left = dataclasses.asdict(self.budget.left(before))
             raise BookExhaustedError(
@@ -186,8 +184,8 @@ def prices_from_dict(fields: Any, *, epsilon: float, delta: float) -> Prices:
     return MenuPrices(menu)
 
 
-def _read(paid: Sequence[Price]) -> list[gdp_budget.GdpPrice]:
-    return [gdp_budget.GdpPrice(**price) for price in paid]
+def _read(paid: Sequence[Price]) -> list[gdp.GdpPrice]:
+    return [gdp.GdpPrice(**price) for price in paid]
 
 
 def in_words(price: Price) -> str:
@@ -211,7 +209,7 @@ def merged(runs: Iterable[ComposedSteps], times: Iterable[int]) -> ComposedSteps
 
 
 # Cached, as a budget computes its mu by a search, and every charge reads the book.
-_budget = functools.lru_cache(maxsize=16)(gdp_budget.GdpBudget)
+_budget = functools.lru_cache(maxsize=16)(gdp.GdpBudget)
 
 
 def _is_at_most(run: ComposedSteps, option: Any) -> bool:

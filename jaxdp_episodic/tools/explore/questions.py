@@ -22,7 +22,7 @@ from jaxdp_episodic.accountant.describe import designs
 from jaxdp_episodic.accountant.describe.designs import PeopleBlocks
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon, epsilon_interval
-from jaxdp_episodic.accountant.questions.attacker import upper_delta
+from jaxdp_episodic.accountant.questions.gdp import upper_delta
 from jaxdp_episodic.accountant.report.report import tree_levels
 from jaxdp_episodic.accountant.report.sentences import downward, upward
 from jaxdp_episodic.files.json_file import parse_json, plain

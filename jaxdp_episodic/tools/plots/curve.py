@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.step import AnyStep
-from jaxdp_episodic.accountant.questions import attacker
+from jaxdp_episodic.accountant.questions import gdp
 from jaxdp_episodic.accountant.questions.api import METHODS, epsilon
 from jaxdp_episodic.accountant.report.sentences import upward
 from jaxdp_episodic.files import json_file
@@ -88,7 +88,7 @@ def privacy_curve(
             on_part(part, next(numbers), 4 + len(methods))
 
     begin("advantage")
-    gain = attacker.advantage(step, method=method, **run)
+    gain = gdp.advantage(step, method=method, **run)
     if np.ndim(gain):
         raise ValueError(
             "every field of the step, and num_steps, must be a scalar for a curve, got "
@@ -98,15 +98,15 @@ def privacy_curve(
     end = float(epsilon(step, delta=SMALLEST_DELTA, method=method, **run))
     epsilons = np.linspace(0, end if 0 < end < math.inf else 1.0, _NUM_EPSILONS)
     begin("attacker's rates")
-    rates = attacker.true_positive_rate(
+    rates = gdp.true_positive_rate(
         step, false_positive_rate=_FALSE_POSITIVE_RATES, method=method, **run
     )
     begin("Gaussian mu")
-    mu = attacker.gdp_mu(step, method=method, smallest_delta=SMALLEST_DELTA, **run)
+    mu = gdp.gdp_mu(step, method=method, smallest_delta=SMALLEST_DELTA, **run)
     deltas = {}
     for name in methods:
         begin(f"delta by {name}")
-        value = attacker.upper_delta(step, epsilon=epsilons, method=name, **run)
+        value = gdp.upper_delta(step, epsilon=epsilons, method=name, **run)
         deltas[name] = np.asarray(value)
     return PrivacyCurve(
         method=method,

@@ -24,8 +24,8 @@ from jaxdp_episodic.accountant.describe.designs import (
 from jaxdp_episodic.accountant.describe.population import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.step import GaussianStep, compose
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
-from jaxdp_episodic.accountant.questions.attacker import true_positive_rate
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
+from jaxdp_episodic.accountant.questions.gdp import true_positive_rate
 from jaxdp_episodic.accountant.report import in_words
 from jaxdp_episodic.accountant.report.report import (
     CONDITIONS,

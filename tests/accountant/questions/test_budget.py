@@ -14,14 +14,14 @@ from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.methods.adaptive.method import profiles_above
 from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
 from jaxdp_episodic.accountant.methods.run import Run
-from jaxdp_episodic.accountant.questions import attacker
+from jaxdp_episodic.accountant.questions import gdp
 from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
     PrivacyBudget,
     SpentAhead,
     plan_budget,
 )
-from jaxdp_episodic.accountant.questions.gdp_budget import (
+from jaxdp_episodic.accountant.questions.gdp import (
     GdpBudget,
     GdpPrice,
     gdp_price,
@@ -146,7 +146,7 @@ def test_sums_are_exact():
 @pytest.mark.slow
 def test_mu_down_to_a_floor_far_below_rounding():
     one, floor = step(0.1, 1.5), 1e-60
-    mu = attacker.gdp_mu(one, num_steps=50, smallest_delta=floor)
+    mu = gdp.gdp_mu(one, num_steps=50, smallest_delta=floor)
     # Without sampling it is 4.71; only rare draws reach this tail.
     assert 1.0 < mu < 1.2
     at = np.array([2.0, 16.0])

@@ -8,7 +8,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
-from jaxdp_episodic.accountant.questions.attacker import advantage, true_positive_rate
+from jaxdp_episodic.accountant.questions.gdp import advantage, true_positive_rate
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools import cli

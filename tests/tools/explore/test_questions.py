@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.questions.attacker import upper_delta
+from jaxdp_episodic.accountant.questions.gdp import upper_delta
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.explore import questions
 from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request

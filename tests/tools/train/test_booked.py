@@ -9,7 +9,7 @@ import pytest
 from crash_rigs import ending
 from jaxdp_episodic.accountant.describe.releases import LaplaceRelease
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
-from jaxdp_episodic.accountant.questions.gdp_budget import gdp_price
+from jaxdp_episodic.accountant.questions.gdp import gdp_price
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.book.book import (
     Order,

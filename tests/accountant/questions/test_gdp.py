@@ -11,8 +11,8 @@ from scipy import optimize, stats
 
 import jaxdp_episodic as jde
 from designs import sampled
-from jaxdp_episodic.accountant.questions import attacker
-from jaxdp_episodic.accountant.questions.attacker import curve_points
+from jaxdp_episodic.accountant.questions import gdp
+from jaxdp_episodic.accountant.questions.gdp import curve_points
 from jaxdp_episodic.bounds import Gaussian
 from rows import fast_and_slow
 
@@ -25,8 +25,8 @@ ALPHAS = np.concatenate(
 def test_gaussians(noise, num_steps):
     step, mu = sampled(1.0, noise), np.sqrt(num_steps) / noise
     run = {"false_positive_rate": ALPHAS, "num_steps": num_steps}
-    missed = attacker.trade_off(step, **run)
-    caught = attacker.true_positive_rate(step, **run)
+    missed = gdp.trade_off(step, **run)
+    caught = gdp.true_positive_rate(step, **run)
     true_missed = stats.norm.cdf(stats.norm.isf(ALPHAS) - mu)
     true_caught = stats.norm.sf(stats.norm.isf(ALPHAS) - mu)
     assert np.all(missed <= true_missed)
@@ -36,15 +36,15 @@ def test_gaussians(noise, num_steps):
     told = true_caught > 1e-12
     np.testing.assert_allclose(caught[told], true_caught[told], rtol=1e-3)
     np.testing.assert_allclose(missed + caught, 1, rtol=0, atol=1e-14)
-    advantage = attacker.advantage(step, num_steps=num_steps)
+    advantage = gdp.advantage(step, num_steps=num_steps)
     assert advantage == pytest.approx(2 * stats.norm.cdf(mu / 2) - 1, rel=1e-12)
-    found = attacker.gdp_mu(step, num_steps=num_steps)
+    found = gdp.gdp_mu(step, num_steps=num_steps)
     assert mu <= found <= mu * (1 + 1e-14)
 
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-3])
 def test_the_mu_of_one_point_is_rounded_up(delta):
-    mu = attacker._mu_at(1.0, delta)
+    mu = gdp._mu_at(1.0, delta)
     reached = stats.norm.sf(1 / mu - mu / 2) - np.e * stats.norm.sf(1 / mu + mu / 2)
     assert delta <= reached <= delta * (1 + 1e-3)
 
@@ -72,14 +72,14 @@ class TestSampled:
         missed = np.max(1 - deltas - np.exp(fine) * ALPHAS, axis=0)
         mirrored = np.exp(-fine) * (1 - deltas - ALPHAS)
         missed = np.maximum(missed, mirrored.max(axis=0))
-        found = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
+        found = gdp.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
         assert np.all(found <= missed + 1e-15)
         np.testing.assert_allclose(found, missed, rtol=0, atol=1e-6)
 
     @SHARP
     def test_mu_holds_between_the_points_and_no_smaller_one(self, rate, noise):
         step, floor = sampled(rate, noise), 1e-10
-        mu = attacker.gdp_mu(step, num_steps=1, smallest_delta=floor)
+        mu = gdp.gdp_mu(step, num_steps=1, smallest_delta=floor)
         end = optimize.brentq(
             lambda e: jde.privacy_profile(step, e) - floor, 0, 50, xtol=1e-12
         )
@@ -92,7 +92,7 @@ class TestSampled:
 
     def test_mu_grows_where_more_of_the_tail_has_to_fit(self):
         step, floors = sampled(0.01, 0.7), (0.5, 1e-3, 1e-6, 1e-12, 1e-20, 1e-100)
-        values = [attacker.gdp_mu(step, num_steps=1, smallest_delta=f) for f in floors]
+        values = [gdp.gdp_mu(step, num_steps=1, smallest_delta=f) for f in floors]
         assert values[0] == 0 and np.all(np.diff(values) > 0)
 
 
@@ -101,7 +101,7 @@ class TestShapes:
         alpha = np.linspace(0, 1, 401)
         random = np.random.default_rng(5)
         step = sampled(random.random((3, 1)), 10 ** random.uniform(-1, 2, (3,)))
-        curves = attacker.trade_off(step, false_positive_rate=alpha, num_steps=1)
+        curves = gdp.trade_off(step, false_positive_rate=alpha, num_steps=1)
         assert curves.shape == (3, 3, 401)
         assert np.all((curves >= 0) & (curves <= 1 - alpha))
         assert np.all(np.diff(curves) <= 1e-15)
@@ -112,7 +112,7 @@ class TestShapes:
             inside = (curve > 0.05) & (alpha > 0.05)
             np.testing.assert_allclose(back[inside], alpha[inside], atol=1e-3)
 
-        empty = attacker.trade_off(step, false_positive_rate=[], num_steps=1)
+        empty = gdp.trade_off(step, false_positive_rate=[], num_steps=1)
         assert empty.shape == (3, 3, 0)
 
 
@@ -123,22 +123,22 @@ class TestShapes:
 )
 def test_extremes(rate, noise, missed, gain, mu):
     step = sampled(rate, noise)
-    found = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
+    found = gdp.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
     np.testing.assert_allclose(found, missed, atol=1e-14)
     assert np.all(found <= missed)
-    assert attacker.advantage(step, num_steps=1) == gain
-    assert attacker.gdp_mu(step, num_steps=1) == mu
+    assert gdp.advantage(step, num_steps=1) == gain
+    assert gdp.gdp_mu(step, num_steps=1) == mu
     failing = jde.compose((sampled(1.0, 2.0), 1), (jde.ApproximateDP(0.0, 1e-9), 1))
     for other in (jde.compose((sampled(0.999, 0.03), 1)), failing):
-        assert attacker.gdp_mu(other) == np.inf
+        assert gdp.gdp_mu(other) == np.inf
 
 
 def test_composed_runs():
     step, rate = sampled(1.0, [20.0, 40.0]), {"false_positive_rate": 0.01}
     run = jde.compose((step, 30), (step, 20))
-    assert attacker.advantage(run).shape == (2,)
-    found = attacker.true_positive_rate(run, **rate)
-    alone = attacker.true_positive_rate(step, num_steps=50, **rate)
+    assert gdp.advantage(run).shape == (2,)
+    found = gdp.true_positive_rate(run, **rate)
+    alone = gdp.true_positive_rate(step, num_steps=50, **rate)
     np.testing.assert_allclose(found, alone, rtol=1e-12)
 
 
@@ -146,13 +146,13 @@ STEP = sampled([0.1, 0.2], 1.0)
 RATE = {"false_positive_rate": 0.1}
 # A question, its invalid arguments, and the message.
 REFUSED = [
-    (attacker.gdp_mu, {"smallest_delta": 0.0}, r"must lie in \(0, 1\), got 0.0"),
-    (attacker.gdp_mu, {"smallest_delta": 1.0}, r"must lie in \(0, 1\), got 1.0"),
-    (attacker.gdp_mu, {"smallest_delta": [1e-9]}, "must be one number .*got .1e-09"),
-    (attacker.gdp_mu, {"smallest_delta": 1e-101}, r"in \[1e-100, 1\), got 1e-101"),
+    (gdp.gdp_mu, {"smallest_delta": 0.0}, r"must lie in \(0, 1\), got 0.0"),
+    (gdp.gdp_mu, {"smallest_delta": 1.0}, r"must lie in \(0, 1\), got 1.0"),
+    (gdp.gdp_mu, {"smallest_delta": [1e-9]}, "must be one number .*got .1e-09"),
+    (gdp.gdp_mu, {"smallest_delta": 1e-101}, r"in \[1e-100, 1\), got 1e-101"),
     *(
         (view, {"false_positive_rate": bad}, f"false_positive_rate {message}")
-        for view in (attacker.trade_off, attacker.true_positive_rate)
+        for view in (gdp.trade_off, gdp.true_positive_rate)
         for bad, message in (
             ([0.1, 2], r".*got 2.0 at index \(1,\)"),
             (np.nan, "must not be NaN"),
@@ -162,10 +162,10 @@ REFUSED = [
     *(
         (view, {**known, **bad}, message)
         for view, known in (
-            (attacker.trade_off, RATE),
-            (attacker.true_positive_rate, RATE),
-            (attacker.advantage, {}),
-            (attacker.gdp_mu, {}),
+            (gdp.trade_off, RATE),
+            (gdp.true_positive_rate, RATE),
+            (gdp.advantage, {}),
+            (gdp.gdp_mu, {}),
         )
         for bad, message in (
             ({"step": {}}, "step must be a GaussianStep.*got {}"),
@@ -186,7 +186,7 @@ def test_invalid_arguments_are_refused(view, asked, message):
 
 def test_the_error_of_an_exact_delta_is_added(monkeypatch):
     """Without the error, bounds would be derived from numbers that may be too small."""
-    error, plain = 1e-3, attacker.delta
+    error, plain = 1e-3, gdp.delta
 
     def too_small(step, *, epsilon, num_steps=1, method="exact", return_info=True):
         """A delta that is too small by its stated error."""
@@ -199,22 +199,22 @@ def test_the_error_of_an_exact_delta_is_added(monkeypatch):
 
     step = sampled(0.2, 1.0)
     alpha = np.geomspace(1e-3, 0.9, 9)
-    caught = attacker.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
-    gain, mu = attacker.advantage(step, num_steps=1), attacker.gdp_mu(step, num_steps=1)
-    monkeypatch.setattr(attacker, "delta", too_small)
-    again = attacker.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
+    caught = gdp.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
+    gain, mu = gdp.advantage(step, num_steps=1), gdp.gdp_mu(step, num_steps=1)
+    monkeypatch.setattr(gdp, "delta", too_small)
+    again = gdp.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
     # the points may differ
     assert np.all(again >= caught * (1 - 1e-6))
-    assert attacker.advantage(step, num_steps=1) == pytest.approx(gain, rel=1e-12)
-    assert mu * (1 - 1e-6) <= attacker.gdp_mu(step, num_steps=1) <= mu * (1 + 1e-6)
-    certified = attacker.upper_delta(step, epsilon=4.0, num_steps=1)
+    assert gdp.advantage(step, num_steps=1) == pytest.approx(gain, rel=1e-12)
+    assert mu * (1 - 1e-6) <= gdp.gdp_mu(step, num_steps=1) <= mu * (1 + 1e-6)
+    certified = gdp.upper_delta(step, epsilon=4.0, num_steps=1)
     assert certified == pytest.approx(jde.privacy_profile(step, 4.0), rel=1e-14)
 
 
 def test_a_curve_without_exact_answers_is_certified_at_once(monkeypatch):
     ask = mock.Mock(side_effect=lambda *_, epsilon, **run: np.exp(-4 * epsilon))
-    monkeypatch.setattr(attacker, "upper_delta", ask)
-    attacker.gdp_mu(jde.LaplaceRelease(2.0), num_steps=2)
+    monkeypatch.setattr(gdp, "upper_delta", ask)
+    gdp.gdp_mu(jde.LaplaceRelease(2.0), num_steps=2)
     assert {call.kwargs["method"] for call in ask.call_args_list} == {"pld"}
 
 
@@ -226,7 +226,7 @@ def test_one_rate_equals_its_value_among_many(noise):
     rates = np.array([1e-12, 1e-4, 0.01, 0.4, 0.95])
 
     def views(rate):  # the second call uses the cached points
-        both = (attacker.true_positive_rate, attacker.trade_off)
+        both = (gdp.true_positive_rate, gdp.trade_off)
         return np.array([view(step, false_positive_rate=rate, **run) for view in both])
 
     alone = np.stack([views(rate) for rate in rates], axis=-1)

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_474,
+    "jaxdp_episodic": 62_468,
     "jaxdp_episodic/accountant/describe": 3_864,
     "jaxdp_episodic/accountant/losses": 5_134,
     "jaxdp_episodic/accountant/methods": 5_890,
@@ -331,10 +331,10 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/draw": 1_481,
     "jaxdp_episodic/trainer/config": 1_326,
     "jaxdp_episodic/trainer/gradient": 1_467,
-    "jaxdp_episodic/trainer/learners": 2_193,
+    "jaxdp_episodic/trainer/learners": 2_192,
     "jaxdp_episodic/trainer/statistics": 1_302,
     "jaxdp_episodic/trainer/run": 6_500,
-    "jaxdp_episodic/trainer/audit": 1_818,
+    "jaxdp_episodic/trainer/audit": 1_813,
     "jaxdp_episodic/tools/requests": 767,
     "jaxdp_episodic/tools/sweep": 1_102,
     "jaxdp_episodic/tools/plan": 2_075,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_314,
     "jaxdp_episodic/files": 1_430,
     "experiments": 7_103,
-    "tests": 48_327,
+    "tests": 48_326,
 }
 
 

@@ -333,12 +333,7 @@ def gradient_steps(training: Training) -> Training:
 def _counter(on_step: OnStep | None, taken: int, total: int) -> Callable[[], None]:
     """Returns what is called after each step; so many were taken before."""
     numbers = itertools.count(taken + 1)
-
-    def tell() -> None:
-        if on_step is not None:
-            on_step(next(numbers), total)
-
-    return tell
+    return lambda: on_step(next(numbers), total) if on_step is not None else None
 
 
 def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:

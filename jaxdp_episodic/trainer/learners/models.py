@@ -459,7 +459,8 @@ def apply_and_params(
 ) -> tuple[Callable[[Any, Array], Array], Any]:
     """Returns a user's model as a pure function, and its initial parameters."""
     # A linen module's parameters are made here, from a public seed.
-    if isinstance(model, nnx.Module):
+    is_pair = isinstance(model, tuple) and len(model) == 2 and callable(model[0])
+    if isinstance(model, nnx.Module) or is_pair:
         return split_model(model)
     if isinstance(model, linen.Module):
         inputs = jnp.zeros((1, *input_shape), jnp.float32)
@@ -474,8 +475,6 @@ def apply_and_params(
                 f"{others[0]!r}: constants}}, inputs), params), in evaluation mode"
             )
         return LinenApply(model), made["params"] if "params" in made else {}
-    if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
-        return model
     raise TypeError(
         "model must be a module of flax.nnx or flax.linen, or a pair (apply, params), "
         f"got a {type(model).__name__}"

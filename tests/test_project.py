@@ -199,7 +199,7 @@ CLEAN = {
     "accountant.numerics": f"from {BELOW}.numerics.roots import bisect",
     "accountant.numerics.roots": "import jax",
     "accountant.describe": "",
-    "accountant.describe.schemes": "from jaxdp_episodic._validation import choice",
+    "accountant.describe.designs": "from jaxdp_episodic._validation import choice",
     "accountant.bounds": f"from {BELOW} import numerics\nimport {BELOW}.describe",
 }
 

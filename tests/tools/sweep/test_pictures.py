@@ -190,12 +190,8 @@ def test_the_picture_of_the_front():
 def test_scales_and_levels_follow_the_points():
     spaced = np.geomspace(1, 10, 5), np.array([10, 100, 300, 1000])
     even = np.linspace(1, 10, 5), np.array([0.0, 1.0, 10.0])
-    assert [*map(figures.is_logarithmic, (*spaced, *even))] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert all(map(figures.is_logarithmic, spaced))
+    assert not any(map(figures.is_logarithmic, even))
     axis = figures.new_figure(2, 2).subplots().yaxis
     figures.plain_ticks(axis, *np.array([1e-300, 1e300]))  # without an overflow
     assert figures.round_levels(0.9, 12) == [1, 2, 5, 10]

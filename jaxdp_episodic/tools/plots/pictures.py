@@ -115,7 +115,7 @@ def draw(
 
 
 class SweepTable:
-    """A finished sweep."""
+    """A finished sweep; its table is read in parts."""
 
     def __init__(self, folder: Path) -> None:
         sweep = SweepFolder(folder, read_manifest(folder))
@@ -128,8 +128,16 @@ class SweepTable:
 
     def answers(self, index: np.ndarray) -> np.ndarray:
         """Returns the answers at settings ``index``, in its shape."""
-        blocks = read_columns(self.path, [self.value], num_rows=self.grid.size)
-        return np.concatenate([block[self.value] for block in blocks])[index]
+        wanted, back = np.unique(index, return_inverse=True)
+        answers, start = np.empty(wanted.size), 0
+        for block in read_columns(self.path, [self.value], num_rows=self.grid.size):
+            column = block[self.value]
+            low, high = np.searchsorted(wanted, (start, start + column.size))
+            answers[low:high] = column[wanted[low:high] - start]
+            start += column.size
+            if start > wanted[-1]:
+                break
+        return answers[back].reshape(np.shape(index))
 
     def held(
         self, drawn: Sequence[str], fix: Mapping[str, str]
@@ -495,18 +503,25 @@ def _pareto(
     named = (sweep.description[QUANTITY] if f == sweep.value else f for f in fields)
     signs = np.where([name.rpartition(".")[2] in costs for name in named], 1.0, -1.0)
     every = max(1, grid.size // _MAX_DOTS)
-    index = np.arange(grid.size)
-    columns = grid.values(index) | {sweep.value: sweep.answers(index)}
-    for field, value in held.items():
-        index = index[columns[field][index] == value]
-    points = np.stack([columns[field][index] for field in fields], axis=1).astype(float)
-    front = points[figures.front_of(*(points * signs).T)]
+    front, dots, start = np.empty((0, 2)), [], 0
+    names = [*grid.names, sweep.value]
+    for block in read_columns(sweep.path, names, num_rows=grid.size):
+        columns = [block[field] for field in fields]
+        good = np.ones(columns[0].size, bool)
+        for field, value in held.items():
+            good &= block[field] == value
+        rows = np.flatnonzero(good)
+        points = np.stack([column[rows] for column in columns], axis=1).astype(float)
+        dots.append(points[(rows + start) % every == 0])
+        both = np.concatenate([front, points])
+        front = both[figures.front_of(*(both * signs).T)]
+        start += good.size
     if not front.size:
         raise ValueError("no setting is finite in both columns")
     front = front[np.argsort(front[:, 0])]
     figure = figures.new_figure(6.8, 4.6)
     axes = figure.subplots()
-    shown = points[index % every == 0]
+    shown = np.concatenate(dots)
     few = f", 1 in {every:,}" if every > 1 else ""
     grey = {"ls": "", "marker": ".", "ms": 3, "color": "#b8b8b8"}
     axes.plot(*shown.T, label=f"settings{few}", **grey)

@@ -29,13 +29,13 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Profile,
     Quadrature,
 )
-from jaxdp_episodic.accountant.methods.closed_form import delta_of_profile
 from jaxdp_episodic.accountant.methods.run import (
     Answer,
     EpsilonAt,
     Group,
     Question,
     Run,
+    delta_of_profile,
 )
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,

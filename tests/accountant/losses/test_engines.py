@@ -32,7 +32,7 @@ from jaxdp_episodic.accountant.losses.independent_episodes import (
 from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.losses.people import PeopleLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
-from jaxdp_episodic.accountant.methods import closed_form, rdp
+from jaxdp_episodic.accountant.methods import rdp, run as single_steps
 from jaxdp_episodic.accountant.methods.exact import solver
 from jaxdp_episodic.accountant.methods.rdp import LARGER
 from jaxdp_episodic.accountant.methods.run import Group
@@ -128,9 +128,9 @@ def asked(loss):
     for kernel, static in panels:
         yield functools.partial(kernel, block=SIZE, **static), (NUMBERS, groups)
     for kernel in (
-        closed_form.delta_of_profile,
-        closed_form.epsilon_of_profile,
-        closed_form.slope_of_profile,
+        single_steps.delta_of_profile,
+        single_steps.epsilon_of_profile,
+        single_steps.slope_of_profile,
     ):
         yield kernel.__wrapped__, (NUMBERS, loss)
 

@@ -10,9 +10,13 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.privacy_loss import FiniteValues, Profile
 from jaxdp_episodic.accountant.methods.certified import lattice
-from jaxdp_episodic.accountant.methods.closed_form import one_gaussian, shift_error
 from jaxdp_episodic.accountant.methods.rdp import rdp_curve
-from jaxdp_episodic.accountant.methods.run import Question, Run
+from jaxdp_episodic.accountant.methods.run import (
+    Question,
+    Run,
+    one_gaussian,
+    shift_error,
+)
 
 MOST_STATES = 2_000_000  # largest number of states of a graph
 

@@ -21,13 +21,16 @@ from jaxdp_episodic.accountant.losses.randomized_response import RandomizedRespo
 from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.certified.composition import Step, certified_ends
 from jaxdp_episodic.accountant.methods.certified.plan import Target
-from jaxdp_episodic.accountant.methods.closed_form import (
+from jaxdp_episodic.accountant.methods.rdp import at_most_total_variation, rdp_bound
+from jaxdp_episodic.accountant.methods.run import (
+    Answer,
+    Interval,
+    Question,
+    Run,
     epsilon_of_profile,
     one_gaussian,
     shift_error,
 )
-from jaxdp_episodic.accountant.methods.rdp import at_most_total_variation, rdp_bound
-from jaxdp_episodic.accountant.methods.run import Answer, Interval, Question, Run
 
 # Relative distances from the epsilon of the computed profile at which ends are tried.
 _DISTANCES = 1e-15 * 4.0 ** np.arange(26)

@@ -18,7 +18,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Nodes,
     Profile,
 )
-from jaxdp_episodic.accountant.methods import closed_form, rdp
+from jaxdp_episodic.accountant.methods import rdp
 from jaxdp_episodic.accountant.methods.certified.lattice import loss_rounding
 from jaxdp_episodic.accountant.methods.certified.method import pld_answer
 from jaxdp_episodic.accountant.methods.exact.solver import (
@@ -26,7 +26,15 @@ from jaxdp_episodic.accountant.methods.exact.solver import (
     TOLERANCE,
     ContourSolver,
 )
-from jaxdp_episodic.accountant.methods.run import Answer, Question, Run
+from jaxdp_episodic.accountant.methods.run import (
+    Answer,
+    Question,
+    Run,
+    error_in_nats,
+    one_gaussian,
+    shift_error,
+    solve_single_step,
+)
 from jaxdp_episodic.accountant.numerics.loops import map_arrays
 
 # Number of settings up to which many orders take no longer than one.
@@ -100,14 +108,14 @@ def _certified(question: Question, run: Run) -> Answer:
 
 def _of_one_step(question: Question, run: Run) -> Answer:
     """Answers for a single step, from its profile."""
-    value = closed_form.solve_single_step(question, run)
+    value = solve_single_step(question, run)
     epsilon = value if question.is_epsilon else question.target
     # The profiles of some mechanisms are upper bounds, with an unknown error.
     error = np.full(value.shape, _PROFILE_ERROR)
     for loss, count in run.uses:
         error = np.where(isinstance(loss, Bounds) & (count > 0), np.inf, error)
     if question.is_epsilon:
-        error = closed_form.error_in_nats(error, epsilon, question, run)
+        error = error_in_nats(error, epsilon, question, run)
     else:
         error += _of_rounded_losses(epsilon, run)
     return Answer(value, error, np.isposinf(value))
@@ -116,13 +124,13 @@ def _of_one_step(question: Question, run: Run) -> Answer:
 def _of_gaussians(question: Question, run: Run) -> Answer:
     """Answers for Gaussian steps that always see the unit: one step of joint shift."""
     shift = run.gaussian_shift()
-    one = Run((closed_form.one_gaussian(shift),), (np.ones(shift.shape),))
-    value = closed_form.solve_single_step(question, one)
+    one = Run((one_gaussian(shift),), (np.ones(shift.shape),))
+    value = solve_single_step(question, one)
     # The derivative of the answer by log(shift).
     size = np.abs(value)
     moved = size + shift**2 if question.is_epsilon else (1 + size) * (1 + shift)
     scale = size if question.is_epsilon else 1.0
-    error = _PROFILE_ERROR * scale + 4 * closed_form.shift_error(run) * moved
+    error = _PROFILE_ERROR * scale + 4 * shift_error(run) * moved
     return Answer(value, error, np.zeros(value.shape, bool))
 
 

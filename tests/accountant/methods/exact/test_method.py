@@ -14,8 +14,8 @@ from designs import Setting, episodic, fixed, levels, poisson, sampled
 from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.losses.allocated import AllocatedGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.methods import run as single_steps
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
-from jaxdp_episodic.accountant.methods.closed_form import slope_of_profile
 from jaxdp_episodic.accountant.methods.exact import integral, method, mgf, solver
 from jaxdp_episodic.accountant.methods.rdp import rdp_bound, rdp_curve
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
@@ -185,7 +185,7 @@ def test_at_epsilon_0_the_slope_is_the_flatter_directions(steps, noise):
     fields = map(np.asarray, (1.0, 1 / noise, steps, steps))
     loss = AllocatedGaussianLoss(*fields)
     epsilon = np.array([0.0, 1e-4])
-    (first, second), slope = slope_of_profile(epsilon, loss)
+    (first, second), slope = single_steps.slope_of_profile(epsilon, loss)
     # Profile and tail are upper bounds from one lattice, each to some 1e-3.
     assert slope[0] == pytest.approx((first - second) / 1e-4, rel=3e-3)
 

@@ -157,7 +157,7 @@ def _of_several(
         at_once = -math.expm1(sum(n * math.log1p(-f) for n, f in pairs))
     at_once = min(at_once * (1 + _FEW) + lost, 1.0) if up else at_once * (1 - _FEW)
     whole = Kernel.of(first, masses, at_once, fine.step, up=up)
-    return whole if parts == 1 else _coarser(whole, spacing, parts, tilt, up=up)
+    return whole if parts == 1 else _coarser(whole, spacing, parts, up=up)
 
 
 def _of_one(
@@ -292,28 +292,19 @@ def _masses_of_sum(
         return cells * np.exp(exponent)
 
 
-def _coarser(
-    fine: Kernel, spacing: Spacing, parts: int, tilt: float, *, up: bool
-) -> Kernel:
+def _coarser(fine: Kernel, spacing: Spacing, parts: int, *, up: bool) -> Kernel:
     """Moves the probabilities to a coarser lattice."""
+    # Each is split to the points around it, with P- and Q-probability kept; from below
+    # they are lowered until chords between points of the coarser lattice lie below.
     first = fine.first // parts
-    if not up:
-        # Lowered until chords between points of the coarser lattice lie below.
-        last = -(-(fine.first + len(fine.masses)) // parts)
-        points = 0.5 * spacing.step * np.arange(2 * first, 2 * last + 1)
-        losses = spacing.step / parts * fine.index
-        bins = lattice.bins_of_masses(points, losses, fine.masses, 4e-15 * fine.masses)
+    last = -(-(fine.first + len(fine.masses)) // parts)
+    points = 0.5 * spacing.step * np.arange(2 * first, 2 * last + 1)
+    losses = spacing.step / parts * fine.index
+    bins = lattice.bins_of_masses(points, losses, fine.masses, 4e-15 * fine.masses)
+    infinite = fine.infinite
+    if up:
+        masses, above = lattice.upper_masses(points, bins)
+        masses, infinite = lattice.joined_bins(points, masses), infinite + above
+    else:
         masses = lattice.lower_masses(points, bins)
-        return Kernel.of(first, masses, fine.infinite, spacing.step, up=False)
-    # Each is split to the two points around it, with P- and Q-probability kept.
-    before = fine.first - first * parts
-    rows = -(-(before + len(fine.masses)) // parts)
-    cells = np.zeros(rows * parts)
-    cells[before : before + len(fine.masses)] = fine.masses
-    cells = cells.reshape(rows, parts)
-    place = np.arange(parts) * (spacing.step / parts)
-    share = np.expm1(-place) / np.expm1(-spacing.step)
-    masses = np.zeros(rows + 1)
-    masses[1:] += cells @ (share * (1 + 1e-15))
-    masses[:-1] += cells @ ((1 - share) * (1 + 4e-15))
-    return Kernel.of(first, masses, fine.infinite, spacing.step, up=True)
+    return Kernel.of(first, masses, infinite, spacing.step, up=up)

@@ -34,7 +34,7 @@ from jaxdp_episodic.accountant.numerics.binomial import (
     log_binomial_tail,
 )
 from jaxdp_episodic.accountant.numerics.loops import logsumexp
-from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
+from jaxdp_episodic.accountant.numerics.special import log_expm1
 
 Profile = Mechanism | Callable[[Any], Any]
 # Factor that exceeds the rounding errors of a few products.

@@ -23,7 +23,7 @@ from jaxdp_episodic.accountant.numerics.mean_moments import (
     most_orders,
     whole_orders,
 )
-from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
+from jaxdp_episodic.accountant.numerics.special import log_expm1
 
 _MOST = 128  # largest whole order whose moments are summed: of W;
 _MOST_TILTED = 64  # of the ratio W / W';

@@ -20,11 +20,8 @@ from jaxdp_episodic.accountant.numerics.loops import (
     logsumexp,
     namespace,
 )
-from jaxdp_episodic.accountant.numerics.power_excess import (
-    log_expm1,
-    scaled_power_excess_derivatives,
-)
 from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels, lay_panels
+from jaxdp_episodic.accountant.numerics.special import log_expm1, scaled_power_excess
 
 Windows = tuple[Array, Array, Array]
 """Low end, high end and panels per unit length of J windows, each (J, n)."""
@@ -243,7 +240,7 @@ def log_integral(
     def integrand(x: Array) -> tuple[Array, ...]:
         sums: Any = (0.0,) * parts
         for y, b in pairs(x):
-            found = scaled_power_excess_derivatives(y, b - scale, t, direction)
+            found = scaled_power_excess(y, b - scale, t, direction)
             if several := tuple(range(y.ndim - x.ndim)):
                 found = tuple(xp.sum(a, axis=several) for a in found)
             sums = tuple(map(operator.add, sums, found[:parts]))

@@ -24,10 +24,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Tails,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp, namespace
-from jaxdp_episodic.accountant.numerics.power_excess import (
-    log_expm1,
-    scaled_power_excess_derivatives,
-)
+from jaxdp_episodic.accountant.numerics.special import log_expm1, scaled_power_excess
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ def log_excess_of_atoms(
     power = -t if direction == "backward" else 1 + t
     peak = xp.max(base + power * loss, axis=0) - LARGEST_EXPONENT
     peak = xp.maximum(peak, 0.0)
-    parts = scaled_power_excess_derivatives(loss, base - peak, t, direction)
+    parts = scaled_power_excess(loss, base - peak, t, direction)
     value, *slopes = (xp.sum(part, axis=0) for part in parts)
     # Q's log-probabilities have rounding errors as large as those of the losses. If
     # they are large use ``M - 1 <= E[e^(t L) - 1; L > 0]``, with probabilities of at

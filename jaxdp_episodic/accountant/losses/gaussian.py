@@ -51,8 +51,10 @@ from jaxdp_episodic.accountant.numerics.loops import (
     stop_gradient,
     stored,
 )
-from jaxdp_episodic.accountant.numerics.power_excess import REMAINDER, SLOPE, SMALL
 from jaxdp_episodic.accountant.numerics.special import (
+    REMAINDER,
+    SLOPE,
+    SMALL,
     log1p_bounded,
     log_normal_density,
     polynomial,

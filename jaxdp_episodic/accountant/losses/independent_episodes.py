@@ -43,7 +43,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     map_first,
     namespace,
 )
-from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
+from jaxdp_episodic.accountant.numerics.special import log_expm1
 
 # Largest number of terms of a loss distribution; with more there is no exact answer.
 MOST_TERMS = 200

@@ -40,10 +40,8 @@ from jaxdp_episodic.accountant.numerics.loops import (
     fori_loop,
     namespace,
 )
-from jaxdp_episodic.accountant.numerics.power_excess import (
-    scaled_power_excess_derivatives,
-)
 from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels
+from jaxdp_episodic.accountant.numerics.special import scaled_power_excess
 
 _LOG_2 = math.log(2.0)
 _LOG_4 = math.log(4.0)
@@ -143,7 +141,7 @@ def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:
     peak = xp.maximum(xp.max(b + power * y, axis=0) - LARGEST_EXPONENT, 0.0)
 
     def values(y: Array, b: Array) -> tuple[Array, ...]:
-        found = scaled_power_excess_derivatives(y, b - peak, t, direction)
+        found = scaled_power_excess(y, b - peak, t, direction)
         return found[: 3 if with_derivatives else 1]
 
     sums = [xp.sum(value, axis=0) for value in values(y, b)]

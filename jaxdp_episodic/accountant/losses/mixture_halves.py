@@ -47,9 +47,9 @@ from jaxdp_episodic.accountant.numerics.loops import (
     softmax,
     stored,
 )
-from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 from jaxdp_episodic.accountant.numerics.special import (
     log_add,
+    log_expm1,
     log_mills,
     log_mills_difference,
     log_normal_density,

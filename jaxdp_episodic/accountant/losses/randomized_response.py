@@ -19,7 +19,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Tails,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
-from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
+from jaxdp_episodic.accountant.numerics.special import log_expm1
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import struct
 import subprocess
 import sys
 import warnings
-from collections import Counter
+from collections import Counter, namedtuple
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -205,17 +204,12 @@ def old_ledger(path, step, processes, *, delta=1e-5, tail=b"", **header):
         text += b"1\n" * number
         charged += number
     text += line({"charged": charged})
-    path.write_bytes(text + tail)
+    path.write_bytes(text + (tail if isinstance(tail, bytes) else line(tail)))
     return path
 
 
-class OldState(NamedTuple):
-    """What the version before kept of a run that does not choose."""
-
-    params: Any
-    optimizer_state: Any
-    start: Any
-    clip_norm: Any
+# What the version before kept of a run that does not choose.
+OldState = namedtuple("OldState", ("params", "optimizer_state", "start", "clip_norm"))
 
 
 def old_run(folder, run, step, *, charged, released):

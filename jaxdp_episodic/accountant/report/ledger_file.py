@@ -24,7 +24,7 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import groupby
@@ -46,7 +46,7 @@ from jaxdp_episodic.files.json_file import parse_json
 T = TypeVar("T")
 Texts = Sequence[tuple[str, str, str]]
 """Kind, key and value of rows of ``texts``."""
-Charges = Sequence[tuple[int, int, int, bytes]]
+Charges = Iterable[tuple[int, int, int, bytes]]
 """Rows of ``charges``."""
 STORE = "run.sqlite"
 FORMAT = "jaxdp-episodic run"
@@ -173,7 +173,11 @@ class RunFile:
             raise LedgerError(str(error)) from None
         with refusing(path):
             self.lacks_log = not is_old and _lacks_log(path)
-            self._db = _old_database(path) if is_old else self._connected()
+            if is_old:
+                self._db = sqlite3.connect("")  # on disk if it grows
+                write_rows(self._db, *old_rows(path))
+            else:
+                self._db = self._connected()
             try:
                 self._check()
             except BaseException:
@@ -320,29 +324,25 @@ def write_rows(db: sqlite3.Connection, texts: Texts, charges: Charges = ()) -> N
 # --- Ledgers of version 0.2: JSON lines with hashes, and a line ``1`` per charge ---
 
 
-def _old_database(path: Path) -> sqlite3.Connection:
-    """Returns what an old ledger would be as a database, in memory."""
-    rows = old_rows(path)
-    db = sqlite3.connect(":memory:")
-    write_rows(db, *rows)
-    return db
-
-
 def old_rows(path: Path) -> tuple[Texts, Charges]:
     """Returns the texts and charges of an old ledger; the facts come first."""
     header: dict[str, Any] = {}
-    texts = [(FACTS, "", "")]
-    charged: list[tuple[int, int]] = []  # rows of the step and of the opening
-    places: dict[str, int] = {}  # rows of the steps
-    step, opening, is_closed = 0, 0, False
+    texts, charged = [(FACTS, "", "")], list[tuple[int, int]]()
+    places, shared = dict[str, int](), dict[Any, Any]()  # a tuple takes 56 bytes
+    step, opening, record = 0, 0, None
+
+    def opened(environment: dict[Any, Any]) -> int:
+        name = str(environment.pop("process", ""))
+        environment["charged"] = len(charged)
+        texts.append((OPENING, name, json.dumps(environment)))
+        return len(texts)
+
     for record in _old_records(path):
         if record is None:
             if not step:
                 raise LedgerError(f"{path}: a charge precedes the first step")
-            if not opening:  # of a process that wrote none
-                texts.append((OPENING, "", json.dumps({"charged": 0})))
-                opening = len(texts)
-            charged.append((step, opening))
+            opening = opening or opened({})  # of a process that wrote none
+            charged.append(shared.setdefault((step, opening), (step, opening)))
         elif not header:
             header = record
         elif record.get("charged", len(charged)) != len(charged):
@@ -350,35 +350,35 @@ def old_rows(path: Path) -> tuple[Texts, Charges]:
         elif "adaptive" in record:
             header["adaptive"] = record["adaptive"]
         elif "step" in record or "option" in record:
-            name = record.get("option", f"phase {len(places) + 1}")
+            name = str(record.get("option", f"phase {len(places) + 1}"))
             if name not in places:
                 texts.append((STEP, name, described(record.get("step"))))
             step = places.setdefault(name, len(texts))
         elif "opened" in record:
-            environment = {**record["opened"], "charged": len(charged)}
-            name = str(environment.pop("process", ""))
-            texts.append((OPENING, name, json.dumps(environment)))
-            opening = len(texts)
+            opening = opened(or_refused(path, dict, record["opened"]))
         elif "ended" in record:
             texts.append((ENDED, "", "true"))
-        is_closed = record is not None and record.keys() == {"charged"}
-    if is_closed and opening:
+    opening = opening or opened({})  # else it would seem to be closed
+    if record is not None and record.keys() == {"charged"}:
         texts.append((CLOSED, texts[opening - 1][1], "true"))
     if (header.pop("format", 0), header.pop("version", 0)) != (_OLD_FORMAT, 1):
         raise LedgerError(f"{path} is not a ledger of a known version")
     try:
         header["epsilon"] = float(header["epsilon"])
         facts = facts_text(is_seeded=header.pop("seeded"), **header)
+        texts[0] = FACTS, "", facts
+        hashes = [text_hash(*text) for text in texts]
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(f"{path} is damaged: {error!r}") from None
     checked_facts(path, facts)
-    texts[0] = FACTS, "", facts
-    hashes, rows = [text_hash(*text) for text in texts], []
-    before = hashes[0]
-    for number, (step, opening) in enumerate(charged, start=1):
-        before = next_hash(before, number, hashes[step - 1], texts[opening - 1][1])
-        rows.append((number, step, opening, before))
-    return texts, rows
+
+    def charges() -> Iterator[tuple[int, int, int, bytes]]:
+        before = hashes[0]
+        for number, (step, opening) in enumerate(charged, start=1):
+            before = next_hash(before, number, hashes[step - 1], texts[opening - 1][1])
+            yield number, step, opening, before
+
+    return texts, charges()
 
 
 def _old_records(path: Path) -> Iterator[dict[str, Any] | None]:

@@ -1,6 +1,7 @@
 """Folders of version 0.2: read, resumed bit for bit, or refused."""
 
 import shutil
+import tracemalloc
 
 import jax
 import numpy as np
@@ -23,6 +24,13 @@ def test_an_old_ledger_is_read(tmp_path):
     assert read_ledger(cut).charged == 5 and not read_ledger(cut).is_closed
     cut = old_ledger(path, flat_step(), [("a", 3)], tail=b'{"charged":3,"ha')
     assert read_ledger(cut).charged == 3
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    assert not read_ledger(path).is_closed  # cut before a process opened it
+    old_ledger(path, flat_step(), [(None, 20_000)])
+    tracemalloc.start()
+    assert read_ledger(path).charged == 20_000
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
 
 
 @pytest.fixture
@@ -79,25 +87,22 @@ def test_damaged_or_missing_old_files_are_refused(old_folder, name, change, erro
     path = folder / name
     if change is not None:
         path.write_bytes(change(path.read_bytes()))
-    elif path.is_dir():
-        shutil.rmtree(path)
     else:
-        path.unlink()
+        path.rename(folder.with_name("lost"))
     with pytest.raises(error):
         plain_trainer(seed=None).resume(folder)
     assert not (folder / STORE).exists()
 
 
-def test_an_older_copy_of_an_old_ledger_is_refused(old_folder):
-    """It lacks a charge that the checkpoint has."""
+def test_an_older_ledger_is_refused_and_without_a_release_a_step_is_given_up(
+    old_folder,
+):
     folder, _ = old_folder
-    old_ledger(folder / "ledger.jsonl", GROUPED, [("a" * 32, 3)])
+    whole = (ledger := folder / "ledger.jsonl").read_bytes()
+    old_ledger(ledger, GROUPED, [("a" * 32, 3)])  # lacks a charge of the checkpoint
     with pytest.raises(LedgerError, match="not the checkpoint's, or is an older copy"):
         plain_trainer(seed=None).resume(folder)
-
-
-def test_without_the_end_of_its_journal_a_step_is_given_up(old_folder):
-    folder, _ = old_folder
+    ledger.write_bytes(whole)
     (folder / "journal").write_bytes((folder / "journal").read_bytes()[:-101])
     other = plain_trainer(seed=None, l2_clip_norm=0.3)
     with pytest.raises(RunMismatchError, match="l2_clip_norm"):
@@ -111,8 +116,11 @@ def test_no_byte_of_an_old_ledger_can_be_changed(tmp_path):
     path = old_ledger(tmp_path / "ledger.jsonl", flat_step(), [("a", 3)])
     whole = path.read_bytes()
     for place in range(0, len(whole) - 1, 5):
-        changed = bytearray(whole)
-        changed[place] ^= 1
-        path.write_bytes(changed)
+        one = bytes([whole[place] ^ 1])
+        path.write_bytes(whole[:place] + one + whole[place + 1 :])
+        with pytest.raises(LedgerError):
+            read_ledger(path)
+    for record in ({"opened": 3}, {"opened": ["a"]}, {"option": "\ud800"}):
+        old_ledger(path, flat_step(), [], tail=record)
         with pytest.raises(LedgerError):
             read_ledger(path)

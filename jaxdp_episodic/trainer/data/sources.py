@@ -220,9 +220,11 @@ class ClassFolders(FileSource):
     owner: FileOwner | None = None
     rotations: Flag | None = None
 
-    def only_for(self, split: str, parts: ClassSplit | None) -> dict[str, Any]:
-        """Leaves out the owners of images in other classes."""
-        return {"keeps": parts and functools.partial(parts.mask, split=split)}
+    def records(self, split: str, base: Path | None = None, **more: Any) -> Records:
+        """Returns the records of a split; empty classes stay: folders list them."""
+        path, parts = self.located(split, base)
+        keeps = parts and functools.partial(parts.mask, split=split)
+        return self.lister(path, keeps=keeps, **self.options, **more)
 
 
 class Omniglot(FileSource):

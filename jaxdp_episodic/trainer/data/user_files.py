@@ -370,7 +370,7 @@ def _read_images(
     path: Path, name: str, shape: tuple[int, ...], size: int | None, grey: bool
 ) -> Callable[[np.ndarray], Iterable[np.ndarray]]:
     """Returns the reader of a column of image files, or of lists of numbers."""
-    first = next(parquet_file.parquet_cells(path, name, rows=1), [None])[0]
+    first = next(parquet_file.parquet_cells(path, name, rows=1), [b""])[0]
     if isinstance(first, bytes):
 
         def cells() -> Iterator[np.ndarray]:
@@ -642,11 +642,9 @@ def _of_table(path: Path, source: Mapping[str, Any]) -> Records:
         )
     there = names_of_columns(path)
     unit, target = str(groups[-1]), source.get("target")
-    given: dict[str, Any] = {} if label is None else {"label": label}
-    if unit not in there:
-        given = {}
-    elif label is None:
-        given = {"groups": [unit]}
+    given: dict[str, Any] = {}
+    if unit in there:
+        given = {"groups": [unit]} if label is None else {"label": label}
     if isinstance(target, str) and target in there:
         given["target"] = target
     return table_records(

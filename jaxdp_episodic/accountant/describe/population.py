@@ -78,9 +78,28 @@ class Population(Spec):
     unit_ids: tuple[np.ndarray, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        counts = _checked_counts(self.children_counts)
+        given: Any = self.children_counts
+        if not isinstance(given, list | tuple) or not given:
+            raise TypeError(
+                "children_counts must be a tuple of arrays, one per level, "
+                f"got {_validation.shown(given)}"
+            )
+        counts, num_units = [], 1
+        for level, count in enumerate(given):
+            name = f"children_counts[{level}]"
+            array = _validation.integer_array(name, count, minimum=0)
+            if array.shape != (num_units,):
+                raise ValueError(
+                    f"{name} must have shape ({num_units},), one entry for each unit "
+                    f"of level {level}, got {array.shape}"
+                )
+            if (total := array.sum(dtype=np.float64)) > _MAX_UNITS:
+                raise ValueError(f"{name} must sum to at most 2**53, got {total:g}")
+            array.setflags(write=False)
+            counts.append(array)
+            num_units = int(array.sum())
         names = _checked_names(self.level_names, num_levels=len(counts))
-        object.__setattr__(self, "children_counts", counts)
+        object.__setattr__(self, "children_counts", tuple(counts))
         object.__setattr__(self, "level_names", names)
         if self.unit_ids is None:
             return
@@ -241,31 +260,6 @@ class Population(Spec):
         return f"Population(levels={self.level_names}, units={units})"
 
 
-def _checked_counts(counts: Any) -> tuple[np.ndarray, ...]:
-    """Returns children counts as consistent read-only int64 arrays."""
-    if not isinstance(counts, list | tuple) or not counts:
-        raise TypeError(
-            "children_counts must be a tuple of arrays, one per level, "
-            f"got {_validation.shown(counts)}"
-        )
-    checked = []
-    num_units = 1
-    for level, count in enumerate(counts):
-        name = f"children_counts[{level}]"
-        array = _validation.integer_array(name, count, minimum=0)
-        if array.shape != (num_units,):
-            raise ValueError(
-                f"{name} must have shape ({num_units},), one entry for each unit of "
-                f"level {level}, got {array.shape}"
-            )
-        if (total := array.sum(dtype=np.float64)) > _MAX_UNITS:
-            raise ValueError(f"{name} must sum to at most 2**53, got {total:g}")
-        array.setflags(write=False)
-        checked.append(array)
-        num_units = int(array.sum())
-    return tuple(checked)
-
-
 def _tree_from_ids(
     ids: Mapping[str, Any],
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
@@ -378,19 +372,14 @@ def max_contributions(
         # Contributions of each unit, from the bottom up; the last level makes one each.
         values = np.minimum(counts[-1], row[-1])
         for count, most in zip(counts[-2::-1], row[-2::-1], strict=True):
-            values = _sum_of_largest(values, count, most)
+            # The sum of the most values that one parent's children have.
+            parent, ends = np.repeat(np.arange(len(count)), count), np.cumsum(count)
+            rank = np.arange(len(values)) - (ends - count)[parent]
+            largest = np.where(rank < most, values[np.lexsort((-values, parent))], 0)
+            total = np.concatenate([[0], np.cumsum(largest)])
+            values = total[ends] - total[ends - count]
         best.append(max(1, int(np.max(values, initial=0))))
     return np.array(best, np.int64)[inverse.ravel()].reshape(limits[0].shape)[()]
-
-
-def _sum_of_largest(values: np.ndarray, count: np.ndarray, most: int) -> np.ndarray:
-    """Sums the ``most`` largest values of each parent's children."""
-    parent = np.repeat(np.arange(len(count)), count)
-    ends = np.cumsum(count)
-    rank = np.arange(len(values)) - (ends - count)[parent]
-    largest = np.where(rank < most, values[np.lexsort((-values, parent))], 0)
-    total = np.concatenate([[0], np.cumsum(largest)])
-    return total[ends] - total[ends - count]
 
 
 def _checked_names(names: Any, *, num_levels: int) -> tuple[str, ...]:

@@ -444,7 +444,22 @@ class ComposedSteps(Spec):
             for count in self.counts
         )
         object.__setattr__(self, "counts", counts)
-        _check_composable(self.steps)
+        one_protection("composed steps", self.steps)
+        gaussian = [step for step in self.gaussian_steps if step.population is not None]
+        trees = [step.population for step in gaussian]
+        if any(tree is not trees[0] and tree != trees[0] for tree in trees[1:]):
+            raise ValueError("composed steps must have the same population, got others")
+        depths = {
+            # The episodes of grouped classes are no level of the tree.
+            step.path_rates.num_levels - isinstance(step.design, GroupedClasses)
+            for step in gaussian
+        }
+        if len(depths) > 1:
+            levels = tuple(step.design.level_names for step in self.gaussian_steps)
+            raise ValueError(
+                "composed steps must reach the privacy unit by the same levels of the "
+                f"population, got {levels}"
+            )
         _ = self.shape
 
     @property
@@ -544,26 +559,6 @@ def _refuse_part_of_cycle(step: GaussianStep, count: Any, times: np.ndarray) -> 
         raise NotImplementedError(
             f"compose cannot repeat a run with part of {what} ({count!r} steps of "
             f"{step.cycle!r}): give one (step, count) pair for each repetition"
-        )
-
-
-def _check_composable(steps: tuple[GaussianStep | Release, ...]) -> None:
-    """Refuses steps that protect different units."""
-    gaussian = [step for step in steps if isinstance(step, GaussianStep)]
-    one_protection("composed steps", steps)
-    trees = [step.population for step in gaussian if step.population is not None]
-    if any(tree is not trees[0] and tree != trees[0] for tree in trees[1:]):
-        raise ValueError("composed steps must have the same population, got others")
-    depths = {
-        # The episodes of grouped classes are no level of the tree.
-        step.path_rates.num_levels - isinstance(step.design, GroupedClasses)
-        for step in gaussian
-        if step.population is not None
-    }
-    if len(depths) > 1:
-        raise ValueError(
-            "composed steps must reach the privacy unit by the same levels of the "
-            f"population, got {tuple(s.design.level_names for s in gaussian)}"
         )
 
 

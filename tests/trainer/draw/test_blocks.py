@@ -56,7 +56,7 @@ def of_one_block(owner):
 def test_a_person_is_in_an_episode_with_the_accounted_probability(among_slots):
     """``r = 1 - (1 - q / slots)^ways``, to four standard errors."""
     drawn_from, owners, tree = sampler(blocks(), among_slots=among_slots)
-    held, episodes = 0, []
+    held, episodes, first = 0, [], []
     for owner, of_class, draw in rows(drawn_from, owners, tree, 800):
         of_one_block(owner)
         assert draw.mask.all() and not draw.holds_null.any()
@@ -64,12 +64,13 @@ def test_a_person_is_in_an_episode_with_the_accounted_probability(among_slots):
         assert np.all(of_class == of_class[:, :, :1])
         episodes.append(len(owner))
         held += len(set(owner.ravel().tolist()))
+        first += of_class[:, 0, 0].tolist()
     assert np.mean(episodes) == pytest.approx(1.0, abs=0.1)
+    assert np.ptp(np.bincount(first, minlength=CLASSES)) < 80  # of 133 on average
     chance = held / PEOPLE / 800
     assert chance == pytest.approx(0.5 * (1 - 0.5**WAYS), abs=0.045)
 
 
-@pytest.mark.slow
 def test_empty_slots_are_null_under_zero_out_and_masked_otherwise():
     has = np.ones((PEOPLE - 1, CLASSES), int)  # one listed person has no data
     for slots_of, is_null in (("example", True), (None, False)):
@@ -138,12 +139,8 @@ def test_blocks_are_fixed_within_an_epoch_and_fresh_otherwise(scheme):
 
 
 def test_several_episodes_a_block_and_a_remainder_of_people():
-    design = blocks(
-        jde.Poisson("episode", sampling_probability=1.0),
-        people_per_block=3,
-        slots=3,
-        episodes_per_block=2,
-    )
+    every = jde.Poisson("episode", sampling_probability=1.0)
+    design = blocks(every, people_per_block=3, slots=3, episodes_per_block=2)
     for owner, _, _ in rows(*sampler(design), 50):
         assert len(owner) == 4  # two blocks of three, two people are left out
         people = [set(row.ravel().tolist()) for row in owner]

@@ -59,6 +59,9 @@ _QUANTILES = {
 _MAX_PATHS = 8192
 # The same for "pld", which takes tens of milliseconds per path.
 _MAX_CERTIFIED_PATHS = 512
+# Fewer paths are computed in blocks that NumPy answers sooner than JAX compiles.
+_COMPILED_PATHS = 5000
+_NOT_COMPILED = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +254,15 @@ def privacy_report(
             "per_unit=True needs a step with a Population whose units are protected"
         )
     first = run.gaussian_steps[0]
-    _check_people(people, first)
+    either = PersonBounds | None
+    _validation.instance("people", people, either, "a PersonBounds or None")
+    if people is not None and first.privacy_unit == PERSON:
+        raise ValueError(
+            f"people must be None with privacy_unit={PERSON!r}: the step has its own, "
+            f"got {people!r}"
+        )
+    if people is not None and people.shape:
+        raise ValueError(f"people must be bounds of one setting, got {people!r}")
     spent, worst, distribution = _epsilon(run, target, method), None, None
     if first.privacy_unit not in OWNED:
         accounted = runs_of(run, None)
@@ -279,20 +290,6 @@ def privacy_report(
     )
 
 
-def _check_people(people: Any, step: GaussianStep) -> None:
-    kinds = PersonBounds | None
-    _validation.instance("people", people, kinds, "a PersonBounds or None")
-    if people is None:
-        return
-    if step.privacy_unit == PERSON:
-        raise ValueError(
-            f"people must be None with privacy_unit={PERSON!r}: the step has its own, "
-            f"got {people!r}"
-        )
-    if people.shape:
-        raise ValueError(f"people must be bounds of one setting, got {people!r}")
-
-
 def _single_run(step: Any, num_steps: Any) -> ComposedSteps:
     """Returns a run of scalar fields as a composed run; raises for arrays."""
     gaussian_parts(step, "privacy_report")
@@ -316,16 +313,20 @@ def _single_run(step: Any, num_steps: Any) -> ComposedSteps:
     return run
 
 
-def _path_epsilons(runs: Sequence[Run], delta: np.ndarray, method: str) -> np.ndarray:
-    """(P,) epsilons of the paths, which are treated as settings."""
-    paths = [
-        run.with_losses(
-            tuple(loss.map(lambda f: np.reshape(f, (-1, 1))) for loss in run.losses)
-        )
-        for run in runs
-    ]
-    shape = (max(run.num_paths for run in runs),)
-    return worst_epsilon(paths, delta, shape, method=method)
+def _path_epsilons(
+    runs: Sequence[Run], paths: np.ndarray, delta: np.ndarray, method: str
+) -> np.ndarray:
+    """(P,) epsilons of these paths, which are treated as settings."""
+    blocks = -(-len(paths) // _NOT_COMPILED) if len(paths) < _COMPILED_PATHS else 1
+    found = []
+    for some in np.array_split(paths, blocks):
+        rows = []
+        for run in runs:
+            losses = run.take_paths(some).losses
+            columns = (loss.map(lambda f: np.reshape(f, (-1, 1))) for loss in losses)
+            rows.append(run.with_losses(tuple(columns)))
+        found.append(worst_epsilon(rows, delta, some.shape, method=method))
+    return np.concatenate(found)
 
 
 def _worst_path(
@@ -342,8 +343,7 @@ def _worst_path(
         front = np.arange(max(one.num_paths for one in accounted))
     most = int(front[0])
     if len(front) > 1:
-        fewer = [one.take_paths(front) for one in accounted]
-        most = int(front[np.argmax(_path_epsilons(fewer, delta, method))])
+        most = int(front[np.argmax(_path_epsilons(accounted, front, delta, method))])
     step = _tree_step(run)
     multiplicity = (
         np.ones(1, np.int64) if step is None else step.path_rates.multiplicity
@@ -430,7 +430,7 @@ def _distribution(
     most = _MAX_CERTIFIED_PATHS if method == "pld" else _MAX_PATHS
     fewer, index, rounding = path_rows.rounded_up(accounted[0], most)
     # The largest epsilon bounds that of every path, also where rounding exceeds it.
-    epsilons = _path_epsilons([fewer], delta, method)[index]
+    epsilons = _path_epsilons([fewer], np.arange(fewer.num_paths), delta, method)[index]
     epsilons = np.minimum(epsilons, worst.epsilon)
     units, paths = step.path_rates.multiplicity, step.path_rates.paths
     inclusion = np.broadcast_to(_inclusion_rates(run), units.shape)

@@ -399,7 +399,7 @@ def numbered(
     """Returns `from_records` of records by number; ``units`` may have no level."""
     if units:
         return ExampleTable.from_records(numbers, targets, units=units, **more)
-    above = {"_": 0 * numbers}  # one unit of all
+    above = {"_" + more.get("example_level", ""): 0 * numbers}  # one unit of all
     whole = ExampleTable.from_records(numbers, targets, units=above, **more)
     tree = Population(whole.population.children_counts[1:], whole.level_names[1:])
     return dataclasses.replace(whole, population=tree)

@@ -421,7 +421,7 @@ def test_loaders_refuse_steps_that_they_do_not_draw(scheme, bands, monkeypatch):
     monkeypatch.delitem(sys.modules, name, raising=False)
     step_draws = importlib.import_module(name).StepDraws
     monkeypatch.delitem(sys.modules, name)
-    plain = Poisson("example", sampling_probability=0.3)
+    plain = Poisson("_", sampling_probability=0.3)  # levels have any names
     assert len(step_draws(GaussianStep(plain, noise_multiplier=1.0), 40, 8)) == 8
     step = GaussianStep(scheme, noise_multiplier=1.0, bands=bands)
     with pytest.raises(NotImplementedError, match="bands or epochs, got add_remove"):

@@ -107,10 +107,7 @@ def steps_of(
     nodes, check = at(rules, 0), at(rules, 1)
     shift = group.loss.gaussian_shift()
     least = xp.exp(xp.minimum(cut, _LEAST_CUT))
-    # Not asked of several overlapping terms, whose answers have a sufficient error
-    # estimate: none of 300 with little noise was outside of its certified ends.
-    alone = xp.broadcast_to(loss.num_terms <= 1, loss.shape)
-    apart = _lie_apart(xp, nodes, least, loss.outer_rate) & alone
+    apart = _lie_apart(xp, nodes, least, loss)
     # A path that does not rise above the real line has no place for a contour.
     flat = ((nodes.right <= 0) | (nodes.left <= 0)) & (shift.reshape(-1) <= 0)
     apart = (apart | flat).reshape(shape) & (group.count > 0)
@@ -308,7 +305,7 @@ def _begins(xp: Any, weight: Pair) -> Array:
     return low & ~xp.concatenate([0 > size[:1] * 0, low[:-1]])
 
 
-def _lie_apart(xp: Any, nodes: LossNodes, least: Array, outer_rate: Array) -> Array:
+def _lie_apart(xp: Any, nodes: LossNodes, least: Array, mechanism: Any) -> Array:
     """Whether the mean losses of two parts lie far apart, in their widths, (m,)."""
     begins, size = _begins(xp, nodes.weight), xp.hypot(*nodes.weight)
     zero = xp.zeros_like(nodes.mass)
@@ -333,9 +330,12 @@ def _lie_apart(xp: Any, nodes: LossNodes, least: Array, outer_rate: Array) -> Ar
         return *(a + xp.where(new, 0.0, b) for a, b in terms), *ends
 
     # Steps that do not see the unit have loss 0: an atom, whatever the others have.
-    atom = 1 - outer_rate * nodes.mass > 1e-12
+    atom = 1 - mechanism.outer_rate * nodes.mass > 1e-12
     seen = xp.where(size > least, xp.abs(nodes.loss[0]), 0.0)
     needed = (atom | xp.any(begins, axis=0)) & (xp.max(seen, axis=0) > _NEAR_LOSS)
+    # Not asked of several overlapping terms, whose answers have a sufficient error
+    # estimate: none of 300 with little noise was outside of its certified ends.
+    needed = needed & (mechanism.num_terms <= 1)
 
     def gap_in_widths() -> Array:
         start = zero, zero, zero, zero + xp.inf, zero - xp.inf, zero

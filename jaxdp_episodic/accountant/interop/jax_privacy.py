@@ -139,14 +139,13 @@ USERS = "UserSelectionStrategy"
 _USER_FIELDS = "base_strategy examples_per_user_per_batch shuffle_per_user"
 # The level of a run that draws, clips and protects users.
 _USER_LEVEL = "user"
-# Strategies whose draws of different users are not independent.
-_FIXED_SIZE = ("FixedBatchSampling",)
 
 
 # As proposed to dp_accounting, for versions that do not have it.
 _PROPOSED = dataclasses.make_dataclass(
-    "RandomAllocationDpEvent", ("event", "num_selected", "num_steps")
+    "RandomAllocationDpEvent", ("event", "num_selected", "num_steps"), frozen=True
 )
+_PROPOSED.__module__ = __name__  # so that it can be pickled
 RandomAllocationDpEvent: Any = getattr(_events, "RandomAllocationDpEvent", _PROPOSED)
 
 
@@ -410,7 +409,8 @@ def _base_strategy(strategy: Any) -> Any:
     refuse_unknown(strategy, _USER_FIELDS)
     base = strategy.base_strategy
     cut = getattr(base, "truncated_batch_size", None) is not None
-    if cut or type(base).__name__ in _FIXED_SIZE:
+    # Then the draws of different users are not independent.
+    if cut or type(base).__name__ == "FixedBatchSampling":
         how = " with truncated_batch_size" if cut else ""
         raise NotImplementedError(
             f"{USERS} of {type(base).__name__}{how} is not covered: a user's examples, "

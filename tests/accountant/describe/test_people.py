@@ -157,15 +157,13 @@ def test_the_even_partition_is_the_worst(bound: int) -> None:
     worst = np.cumsum(np.exp(log_reached_worst(2, 3, bound, 0.4))[::-1])[::-1]
     for first in range(max(0, bound - 3), min(bound, 3) + 1):
         chances = [1 - 0.6**number for number in (first, bound - first)]
-        one, other = ([1 - p, p] for p in chances)
-        law = np.convolve(one, other)
+        law = np.convolve(*([1 - p, p] for p in chances))
         assert np.all(np.cumsum(law[::-1])[::-1] <= worst[: len(law)] + 1e-14)
 
 
 def test_each_class_has_the_law_of_independent_groups() -> None:
     independent = log_binomial_law(192, 1 - 0.9**5)
-    given = 964, 0.1
-    for law in (log_reached_mean(964, 5, *given), log_reached_worst(192, 5, *given)):
+    for law in log_reached_mean(964, 5, 964, 0.1), log_reached_worst(192, 5, 964, 0.1):
         np.testing.assert_allclose(law, independent, atol=1e-9)
 
 
@@ -306,8 +304,6 @@ def test_contradictions_are_refused(make, match) -> None:
 
 def test_a_person_may_join_a_class_that_is_smaller_than_the_bound() -> None:
     bounds = jde.PersonBounds(examples=9, classes=2)
-    tree = jde.Population.from_sizes([3, 4])
-    fields = {"clip_unit": "class", "population": tree}
-    assert person(STAGES, bounds, **fields).people == bounds
+    assert person(STAGES, bounds, **SMALL).people == bounds
     with pytest.raises(ValueError, match="people.examples"):
-        person(STAGES, bounds, neighboring_relation="zero_out", **fields)
+        person(STAGES, bounds, neighboring_relation="zero_out", **SMALL)

@@ -1,6 +1,7 @@
 """Plans, strategies and parameters of jax_privacy, accounted by their draws."""
 
 import dataclasses
+import pickle
 import warnings
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.interop.dp_accounting import EpisodicAccountant
 from jaxdp_episodic.accountant.interop.jax_privacy import (
+    RandomAllocationDpEvent,
     from_dp_params,
     from_execution_plan,
     training_config,
@@ -195,6 +197,8 @@ def test_repeated_bins_equal_less_noise_and_allocations_are_epochs():
         one_epoch(charged(free), 20, 5)
     once = later("RandomAllocationSampling", total_participations=2, iterations=9)
     one_epoch(charged(once, "replace_one"), 9, 2)
+    event = RandomAllocationDpEvent(dp_accounting.NoOpDpEvent(), 2, 9)
+    assert {pickle.loads(pickle.dumps(event))} == {event}
     never = batch_selection.BallsInBinsSampling(iterations=0, cycle_length=3)
     for nobody in (never, cycles(0, 20, 4)):
         assert jde.epsilon(charged(nobody), delta=DELTA) == 0

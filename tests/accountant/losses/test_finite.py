@@ -218,8 +218,8 @@ def test_few_losses_are_composed(name):
         assert low <= truth * (1 + 3e-16) and truth <= high * (1 + 3e-16)
         assert high <= low * (1 + 1e-3)
         if truth < 0.9:  # beyond, epsilon is badly conditioned
-            back = jde.epsilon(run, delta=truth)
-            assert back == pytest.approx(epsilon, abs=1e-4 * max(largest, 0.1))
+            off = (jde.epsilon(run, delta=truth) - epsilon) / max(largest, 0.1)
+            assert -1e-9 <= off <= 1e-4
         assert jde.delta(run, epsilon=epsilon, method="rdp") >= truth
 
 
@@ -251,13 +251,13 @@ def test_the_direction_that_costs_more_counts_in_a_mixed_run():
 def test_pure_epsilons_add_up():
     # Dwork, Rothblum, Vadhan (2010): no loss exceeds the sum.
     run = jde.compose((jde.ApproximateDP(1.0), 1), (jde.ApproximateDP(2.0), 1))
-    assert jde.delta(run, epsilon=3.0) == 0
-    assert jde.delta(run, epsilon=np.nextafter(3.0, 0)) > 0
+    assert jde.delta(run, epsilon=3) == 0 < jde.delta(run, epsilon=np.nextafter(3, 0))
     assert 3.0 <= jde.epsilon(run, delta=0.0) <= 3 * (1 + 2e-12)
-    failing = jde.compose(
-        (jde.ApproximateDP(1.0, 0.1), 1), (jde.ApproximateDP(2, 0.2), 1)
-    )
-    assert 0.28 <= jde.delta(failing, epsilon=3.0) <= 0.28 * (1 + 1e-14)
+    failing = [(jde.ApproximateDP(1.0, 0.1), 1), (jde.ApproximateDP(2, 0.2), 1)]
+    assert 0.28 <= jde.delta(jde.compose(*failing), epsilon=3) <= 0.28 * (1 + 1e-14)
+    # The Rényi bound is the truth here, rounded down.
+    exact = jde.epsilon(jde.RandomizedResponse(0.02, 2), num_steps=5, delta=1e-7)
+    assert exact > (5 * np.log1p(98) + np.log1p(-1e-7 / 0.99**5)) * (1 + 1e-14)
 
 
 def test_an_epsilon_of_zero_within_rounding_is_not_certain():

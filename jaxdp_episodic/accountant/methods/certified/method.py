@@ -131,7 +131,7 @@ def pld_bounds(
         with np.errstate(invalid="ignore"):  # both infinite
             left = np.flatnonzero(~settled & ~(upper - lower <= enough))
         if left.size:
-            bound = _rdp_end(question.take(left), run.take(left))
+            bound = rdp_end(question.take(left), run.take(left))
             upper[left] = np.maximum(np.minimum(upper[left], bound), lower[left])
     if width is not None and question.is_epsilon:
         missed = np.isfinite(upper) & (upper - lower > width)
@@ -184,7 +184,7 @@ def _bounds(
         upper = np.where(run.facts.loses_nothing, 0.0, np.inf)
         upper = at_most_total_variation(question, run, upper)
     else:
-        upper = _rdp_end(question, run, loose=True)
+        upper = rdp_end(question, run, loose=True)
     lower = np.full(upper.shape, question.nothing)
     settled = run.facts.is_unprotected | run.facts.loses_nothing
     absolute, relative = (share * each for each in _tolerances(question, width))
@@ -219,7 +219,7 @@ def _bounds(
     return lower, upper
 
 
-def _rdp_end(question: Question, run: Run, *, loose: bool = False) -> np.ndarray:
+def rdp_end(question: Question, run: Run, *, loose: bool = False) -> np.ndarray:
     """Returns the Rényi bound plus its rounding error."""
     upper = np.array(rdp_bound(question, run, loose=loose)[0])
     upper = upper + _RDP_ROUNDING * np.where(np.isfinite(upper), np.abs(upper), 0.0)

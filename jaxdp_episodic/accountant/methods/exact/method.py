@@ -20,7 +20,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 )
 from jaxdp_episodic.accountant.methods import rdp
 from jaxdp_episodic.accountant.methods.certified.lattice import loss_rounding
-from jaxdp_episodic.accountant.methods.certified.method import pld_answer
+from jaxdp_episodic.accountant.methods.certified.method import pld_answer, rdp_end
 from jaxdp_episodic.accountant.methods.exact.solver import (
     ORDER_FACTORS,
     TOLERANCE,
@@ -102,8 +102,8 @@ def _solve(
 
 def _certified(question: Question, run: Run) -> Answer:
     """The certified upper bound, or the Rényi bound if that is smaller."""
-    found, (bound, _) = pld_answer(question, run), rdp.rdp_bound(question, run)
-    return found._replace(value=np.minimum(found.value, bound))
+    found = pld_answer(question, run)
+    return found._replace(value=np.minimum(found.value, rdp_end(question, run)))
 
 
 def _of_one_step(question: Question, run: Run) -> Answer:

@@ -48,6 +48,8 @@ MAX_ORDER = 2**14
 _checked_orders = _validation.reals(
     f"lie in (1, {MAX_ORDER}] for a series", lambda a: (a > 1) & (a <= MAX_ORDER)
 )
+# Terms (settings x series) in one block, which bounds memory to tens of megabytes.
+_BLOCK_TERMS = 2**19
 # Smallest normal number, to which positive results that underflow are rounded up.
 _TINY = float(np.finfo(np.float64).tiny)
 
@@ -478,47 +480,74 @@ def _subsampled(
     *,
     series: str,
 ) -> Any:
-    """Returns the RDP of all settings at all orders; one sum a setting and order."""
+    """Returns the RDP of all settings at all orders, computed in blocks."""
     shape = _validation.broadcast_shape(
         mechanism=np.empty(mechanism.shape), sampling=rate, outer_rate=outer
     )
     if 0 in shape + alpha.shape:
         return np.empty(shape + alpha.shape)
     orders = alpha.ravel()
+    top = max(int(np.ceil(orders.max())), 2)
+    table, size = mechanism.up_to(top), math.prod(mechanism.shape)
+    numbers = np.arange(size).reshape(mechanism.shape)
+    rows, rate, outer = (
+        np.broadcast_to(a, shape).ravel() for a in (numbers, rate, outer)
+    )
+    unsampled = np.reshape(mechanism.rdp(orders), (size, orders.size))
+    values = np.empty((rows.size, orders.size))
+    at_once = max(1, _BLOCK_TERMS // top)
+    for start in range(0, rows.size, at_once):
+        part = slice(start, start + at_once)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            values[part] = _block(
+                table.settings(rows[part]),
+                rate[part, None],
+                outer[part, None],
+                orders,
+                unsampled[rows[part]],
+                series,
+            )
+    return values.reshape(shape + alpha.shape)[()]
+
+
+def _block(
+    mechanism: Mechanism,
+    rate: np.ndarray,
+    outer: np.ndarray,
+    orders: np.ndarray,
+    unsampled: np.ndarray,
+    series: str,
+) -> np.ndarray:
+    """Returns the RDP (n, K) of n settings; rates (n, 1), ``unsampled`` (n, K)."""
     whole, above = np.floor(orders), np.ceil(orders)
     needed, place = np.unique([whole, above], return_inverse=True)
     index = np.arange(2.0, max(needed[-1], 2.0) + 1)  # l
-    left = needed[:, None] - index
-    chosen = log_binomial(np.maximum(needed[:, None], index), index)
-    exponent = (index - 1) * mechanism.up_to(int(index[-1])).rdp(index)
-    rates = np.broadcast_to(rate, shape)
-    log_moment = np.empty((*shape, len(needed)))
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        log_terms = np.broadcast_to(
-            _log_series_terms(exponent, mechanism.pure_epsilon, index, series),
-            (*shape, len(index)),
-        )
-        for at in np.ndindex(shape):
-            log_p, log_q = np.log(rates[at]), np.log1p(-rates[at])
-            if series == "without_replacement":
-                log_q = 0.0  # that series has no such factor
-            log_power = np.where(left > 0, left * log_q, 0.0) + index * log_p
-            # A draw of probability 0 costs nothing, even if its term is inf.
-            is_drawn = (left >= 0) & (log_power > -np.inf)
-            term = np.where(is_drawn, log_power + chosen + log_terms[at], -np.inf)
-            log_moment[at] = np.logaddexp(0.0, logsumexp(term, axis=-1))
-        # At whole orders both neighbours are the order itself; avoids inf - inf.
-        low, high = (log_moment[..., p] for p in place.reshape(2, -1))
-        weight, t = orders - whole, orders - 1
-        rdp = np.where(weight > 0, (1 - weight) * low + weight * high, low) / t
-        unsampled = mechanism.rdp(orders)
-        if series != "lower":
-            rdp = np.minimum(rdp, unsampled)
-        thinned = np.logaddexp(0.0, np.log(outer[..., None]) + log_expm1(t * rdp)) / t
-    rdp = np.maximum(np.where(outer[..., None] < 1, thinned, rdp), _TINY)
-    some = (rates > 0) & (outer > 0)
-    rdp = np.where(some[..., None] & (unsampled > 0), rdp, 0.0)
-    return rdp.reshape(shape + alpha.shape)[()]
+    exponent = (index - 1) * mechanism.rdp(index)
+    log_terms = _log_series_terms(
+        exponent, mechanism.pure_epsilon[..., None], index, series
+    )
+    log_p, log_q = np.log(rate), np.log1p(-rate)
+    if series == "without_replacement":
+        log_q = np.zeros_like(rate)  # that series has no such factor
+    log_moment = np.zeros((len(rate), len(needed)))  # 0 at order 1
+    for number, order in enumerate(needed):
+        some = index[index <= order]
+        left = order - some
+        log_power = np.where(left > 0, left * log_q, 0.0) + some * log_p
+        # A draw of probability 0 costs nothing, even if its term is inf.
+        term = log_power + log_binomial(np.full_like(some, order), some)
+        term = np.where(log_power > -np.inf, term + log_terms[:, : len(some)], -np.inf)
+        if len(some):
+            log_moment[:, number] = np.logaddexp(0.0, logsumexp(term, axis=-1))
+    # At whole orders both neighbours are the order itself; avoids inf - inf.
+    low, high = (log_moment[:, p] for p in place.reshape(2, -1))
+    weight, t = orders - whole, orders - 1
+    rdp = np.where(weight > 0, (1 - weight) * low + weight * high, low) / t
+    if series != "lower":
+        rdp = np.minimum(rdp, unsampled)
+    thinned = np.logaddexp(0.0, np.log(outer) + log_expm1(t * rdp)) / t
+    rdp = np.maximum(np.where(outer < 1, thinned, rdp), _TINY)
+    return np.where((rate > 0) & (outer > 0) & (unsampled > 0), rdp, 0.0)
 
 
 def _log_series_terms(
@@ -531,7 +560,7 @@ def _log_series_terms(
         # log(3 e^x - 1) with e^x factored out
         tripled = exponent + np.log(2 - np.expm1(-exponent))
         return np.where(index >= 3, tripled, log_expm1(exponent))
-    log_limit = log_expm1(pure_epsilon)[..., None]
+    log_limit = log_expm1(pure_epsilon)
     general = exponent + np.minimum(math.log(2.0), index * log_limit)
     second = np.minimum(math.log(4.0) + log_expm1(exponent), general)
     return np.where(index == 2, second, general)

@@ -51,6 +51,9 @@ _LOSS_ROUNDING = 2e-15
 # losses, plus the change of the exponent, in nats. The integrand decreases at least by
 # half the distance, and by the exponent.
 _NATS_PER_UNIT = 2.0
+# Backward, the integrand at the largest losses y has no exponent, and bends where y is
+# 1 / alpha: this factor times the change of log(1 + alpha y) is added there.
+_NATS_PER_BEND = 4.0
 # Length of all panels in this measure: there the integrand is e^-35 of that at the end.
 _LAST_EDGE = 210.0
 # Bisections for an edge, which need not be accurate.
@@ -145,7 +148,11 @@ def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:
         return found[: 3 if with_derivatives else 1]
 
     sums = [xp.sum(value, axis=0) for value in values(y, b)]
-    edges = _edges(1 + t, p, s, quadrature.num_panels)
+    bends = direction == "backward", False
+    edges = [
+        _edges(1 + t, p, sign * s, quadrature.num_panels, bent)
+        for sign, bent in zip((1.0, -1.0), bends, strict=True)
+    ]
     for sign, depth in zip((1.0, -1.0), edges, strict=True):
 
         def integrand(depth: Array, sign: float = sign) -> tuple[Array, ...]:
@@ -159,33 +166,33 @@ def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:
     return xp.log(total) + peak, *(d / total for d in derivatives)
 
 
-def _edges(alpha: Array, p: Rate, s: Array, num_panels: int) -> tuple[Array, Array]:
-    """Returns panel edges (num_panels + 1, n): distances from the ends s and -s."""
-    xp = namespace(alpha, p.rate, s)
+def _edges(alpha: Array, p: Rate, end: Array, num_panels: int, bends: bool) -> Array:
+    """Returns panel edges (num_panels + 1, n): distances from the end s or -s."""
+    xp = namespace(alpha, p.rate, end)
+    s, sign, last_y = xp.abs(end), xp.sign(end), real_log_mixture(end, p)
 
-    def from_end(sign: float) -> Array:
-        end = real_log_mixture(sign * s, p)
+    def spent(d: Array) -> Array:
+        y = real_log_mixture(sign * (s - d), p)
+        nats = alpha * xp.abs(last_y - y)
+        if bends:
+            nats = _NATS_PER_BEND * (xp.log1p(alpha * last_y) - xp.log1p(alpha * y))
+        return _NATS_PER_UNIT * d + nats
 
-        def spent(d: Array) -> Array:
-            y = real_log_mixture(sign * (s - d), p)
-            return _NATS_PER_UNIT * d + alpha * xp.abs(end - y)
+    most = xp.minimum(spent(s), _LAST_EDGE)
+    shares = xp.arange(1, num_panels + 1, dtype=s.dtype)[:, None] / num_panels
+    goal = most * shares
+    # Bracket: distances for the steepest exponent, and for a constant one.
+    steepest = _NATS_PER_UNIT + (_NATS_PER_BEND if bends else 1.0) * alpha
+    start = (xp.log(goal / steepest), xp.log(goal / _NATS_PER_UNIT))
 
-        most = xp.minimum(spent(s), _LAST_EDGE)
-        shares = xp.arange(1, num_panels + 1, dtype=s.dtype)[:, None] / num_panels
-        goal = most * shares
-        # Bracket: distances for the steepest exponent, and for a constant one.
-        start = (xp.log(goal / (_NATS_PER_UNIT + alpha)), xp.log(goal / _NATS_PER_UNIT))
+    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
+        middle = 0.5 * (low + high)
+        above = spent(xp.minimum(xp.exp(middle), s)) >= goal
+        return xp.where(above, low, middle), xp.where(above, middle, high)
 
-        def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-            low, high = bracket
-            middle = 0.5 * (low + high)
-            above = spent(xp.minimum(xp.exp(middle), s)) >= goal
-            return xp.where(above, low, middle), xp.where(above, middle, high)
-
-        low, _ = fori_loop(xp, 0, _EDGE_BISECTIONS, halve, start)
-        edge = xp.minimum(xp.exp(low), s)
-        # The last edge is the middle, if `_LAST_EDGE` reaches it.
-        last = xp.where(spent(s) <= _LAST_EDGE, s, edge[-1])
-        return xp.concatenate([0 * edge[:1], edge[:-1], last[None]])
-
-    return from_end(1.0), from_end(-1.0)
+    low, _ = fori_loop(xp, 0, _EDGE_BISECTIONS, halve, start)
+    edge = xp.minimum(xp.exp(low), s)
+    # The last edge is the middle, if `_LAST_EDGE` reaches it.
+    last = xp.where(spent(s) <= _LAST_EDGE, s, edge[-1])
+    return xp.concatenate([0 * edge[:1], edge[:-1], last[None]])

@@ -43,8 +43,8 @@ def do_train(o: command.Options) -> list[str]:
         # JAX, which reads this when it is imported, leaves SIGTERM to us: we commit a
         # checkpoint.
         os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "false"
-    refuse_other_kind(read_toml(o.file), "a training config", "learner", "data")
     book = _booking(o)
+    refuse_other_kind(read_toml(o.file), "a training config", "learner", "data")
     command.use_all_cores()
     from jaxdp_episodic.tools.train.run import run_training
 

@@ -267,11 +267,11 @@ def test_uncomputable_settings_are_never_too_small():
     ):
         assert value >= most * (1 - 1e-9) and np.isinf(info.error)
         assert info.is_certified_bound
-    # At most the Rényi bound, and the bound of participation in every step.
+    # At most the Rényi bound with its rounding, and that of participating every step.
     asked = {"delta": 1e-150, "num_steps": 3}
     value, info = jde.epsilon(step(3, 1.0), return_info=True, **asked)
     assert info.is_certified_bound and info.error > 0
-    assert value <= jde.epsilon(step(3, 1.0), method="rdp", **asked)
+    assert value <= jde.epsilon(step(3, 1.0), method="rdp", **asked) * (1 + 1e-12)
     always = jde.GaussianStep(ALWAYS, noise_multiplier=1.0)
     assert 0 < value < jde.epsilon(always, **asked)
 

@@ -318,10 +318,10 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_539,
+    "jaxdp_episodic": 62_579,
     "jaxdp_episodic/accountant/describe": 3_864,
     "jaxdp_episodic/accountant/losses": 5_169,
-    "jaxdp_episodic/accountant/methods": 5_890,
+    "jaxdp_episodic/accountant/methods": 5_930,
     "jaxdp_episodic/accountant/numerics": 3_144,
     "jaxdp_episodic/accountant/questions": 6_080,
     "jaxdp_episodic/accountant/bounds": 1_934,

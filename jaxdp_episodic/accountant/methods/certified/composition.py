@@ -37,6 +37,7 @@ from jaxdp_episodic.accountant.methods.run import Interval
 from jaxdp_episodic.accountant.numerics.lattice_sums import (
     LOG_ERROR,
     SUMS_ERROR,
+    UNDERFLOW,
     LatticeSum,
     Summand,
     lattice_sum,
@@ -223,6 +224,8 @@ _AT_POINT = 1e-9
 _MOST_MASS = 1e-2
 # Largest amount by which rounding may make a total differ from 1.
 _LACKING = 1e-9
+# Thresholds for the largest loss, as shares of the expected epsilon.
+_THRESHOLDS = np.linspace(0.0, 1.0, 129)
 
 
 class Step(NamedTuple):
@@ -368,7 +371,31 @@ def _narrowed(
             scale *= share if known or has_atoms else 0.7
             known, before = found[1], plan
         plan = make_plan(direction.coarse, target, known, scale)
-    return ends
+    return ends._replace(lower=max(ends.lower, _by_one_loss(direction, target, ends)))
+
+
+def _by_one_loss(direction: Direction, target: Target, ends: Interval) -> float:
+    """*Lower bound* of the answer: the event that some loss is above a threshold."""
+    # Close if few draws lose much: a lattice is too coarse for the other losses then.
+    most = direction.expected.epsilon
+    most = min(most, ends.upper) if target.of_epsilon else most
+    points = [most * _THRESHOLDS] * len(direction.steps)
+    tails = _tails(direction.steps, points, backward=direction.backward)
+    log_none, log_none_of_q = np.zeros((2, len(_THRESHOLDS)))
+    for step, at, (own, _) in zip(direction.steps, points, tails, strict=True):
+        above = (own.profile + own.scaled) * (1 - LOG_ERROR)
+        above = np.clip(above - own.profile_error - own.scaled_error, 0.0, 1.0)
+        beyond = (own.scaled + own.scaled_error) * np.exp(-at) + UNDERFLOW
+        log_none += step.count * np.log1p(-above)
+        log_none_of_q += step.count * np.log1p(-np.minimum(beyond, 1.0))
+    p = -np.expm1(log_none) * (1 - LOG_ERROR)
+    q = -np.expm1(log_none_of_q) * (1 + LOG_ERROR)
+    off = _displacement(direction.steps, points)
+    if target.of_epsilon:
+        found = np.log((p - math.exp(target.given)) / q) - off
+    else:
+        found = np.log(p - np.exp(target.given + off) * q)
+    return float(np.nanmax(found, initial=-math.inf)) - LOG_ERROR
 
 
 def _lattice(direction: Direction, plan: Plan) -> Lattice | None:

@@ -218,12 +218,12 @@ def make_plan(
     log_bound = min(log_moment - tilt * epsilon + log_weight(tilt), 0.0)
     slope = max(known.slope, 0.1 * tilt) if known else tilt
     width = target.width(epsilon) if target.of_epsilon else target.relative / slope
+    log_share = min(known.log_delta - log_bound, 0.0) if known else 0.0
     log_cut = math.log(_CUT_SHARE * min(slope * width, 1.0) * min(scale, 1.0))
-    reserve = min(known.log_delta - log_bound, 0.0) if known else -_FIRST_RESERVE
-    log_cut += reserve
+    log_cut += log_share if known else -_FIRST_RESERVE
     low, high = _window(losses, tilt, log_moment, log_cut)
     width *= scale
-    weights = [one.tilted(tilt) for one in losses]
+    weights = [_importance(one, tilt, log_share, 1 / parts) for one in losses]
     # Bins across which the tilt hardly changes; wide ones if losses are large.
     widest = max(1 / (1 + slope), _WIDEST_TILTED / slope)
     spacing, longest = _lengths(losses, weights, slope, width)
@@ -322,6 +322,19 @@ def _lower_quantile(
     below = np.cumsum(loss.tilted(tilt)) * (loss.count * parts)
     cell = int(np.searchsorted(np.log(np.maximum(below, 1e-300)), log_mass))
     return float(loss.edges[min(cell, len(below) - 1)])
+
+
+def _importance(
+    loss: CoarseLoss, tilt: float, log_share: float, part: float
+) -> np.ndarray:
+    """Returns the distribution of one of the step's losses given a sum >= epsilon."""
+    # The tilted distribution, but a single large loss may dominate the sum if delta is
+    # far below Chernoff's bound.
+    weight = loss.tilted(tilt)
+    rare = np.minimum(weight * math.exp(min(-log_share, 600.0)), 1 / loss.count)
+    often = loss.count * float(rare[rare > weight].sum())
+    rare *= min(1.0, _LARGE_LOSSES * part / max(often, 1e-300))
+    return np.maximum(weight, rare)
 
 
 def _lengths(

@@ -318,13 +318,13 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_501,
+    "jaxdp_episodic": 62_405,
     "jaxdp_episodic/accountant/describe": 3_864,
     "jaxdp_episodic/accountant/losses": 5_169,
     "jaxdp_episodic/accountant/methods": 5_930,
     "jaxdp_episodic/accountant/numerics": 3_144,
     "jaxdp_episodic/accountant/questions": 6_080,
-    "jaxdp_episodic/accountant/bounds": 1_856,
+    "jaxdp_episodic/accountant/bounds": 1_760,
     "jaxdp_episodic/accountant/interop": 1_714,
     "jaxdp_episodic/accountant/report": 2_057,
     "jaxdp_episodic/trainer/data": 3_492,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_314,
     "jaxdp_episodic/files": 1_430,
     "experiments": 7_103,
-    "tests": 48_322,
+    "tests": 48_321,
 }
 
 

@@ -26,19 +26,16 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.bounds.common import checked, checked_one
+from jaxdp_episodic.accountant.describe.designs import WithoutReplacement
 from jaxdp_episodic.accountant.describe.releases import ZeroConcentratedDP
-from jaxdp_episodic.accountant.losses.gaussian import mixture_excess
-from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
-from jaxdp_episodic.accountant.questions.api import epsilon
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions.api import epsilon, rdp
 
 # Smallest normal number, to which results that underflow are rounded up.
 _TINY = float(np.finfo(np.float64).tiny)
 # Shares of the variance for the sampled gradients; each share gives a valid bound.
 _SHARES = np.linspace(0.1, 0.9, 17)
-# The quadrature of method "rdp", with a relative error of 1e-10.
-_RULE = MomentRule("symmetric", Quadrature(32, 16))
 # Size of the logarithmic grid of numbers of last steps; each gives a valid bound.
 _CANDIDATES = 512
 
@@ -86,13 +83,11 @@ def one_pass_rho(
     exactly one step; only the last iterate is released.
 
     Returns:
-      (T,) rho_t of the examples of batch t under ``replace_one``: RDP is ``rho_t
-      alpha`` at every order. *Upper bound*; ``inf`` if no noise follows. With constant
-      learning rate and noise it is ``2 L² / (b² sigma² (T + 1 - t))``.
+      (T,) rho_t of the examples of batch t under ``replace_one``. *Upper bound*;
+      ``inf`` if no noise follows.
 
     Reference: Feldman, Mironov, Talwar and Thakurta (2018), "Privacy amplification by
-    iteration", arXiv:1808.06651, Theorems 22 and 23 (equal noise). Varying learning
-    rates, noise and contraction follow from the same theorem with the best split.
+    iteration", arXiv:1808.06651, Theorems 22 and 23 (equal noise), with the best split.
     """
     eta, sigma, sensitivities, factors = _one_pass(
         learning_rates, noise_stds, lipschitz, smoothness, strong_convexity, batch_size
@@ -114,9 +109,8 @@ def final_variance(
 ) -> float:
     """Returns the variance of a coordinate of the last iterate: a schedule's noise.
 
-    It is ``sum_i w_i C_i²``, the noise of all steps carried to the end, in squared
-    units of the parameters. *Exact* for maps that contract by `contraction_factors`,
-    an *upper bound* for maps that contract more.
+    In squared units of the parameters. *Exact* for maps that contract by
+    `contraction_factors`, an *upper bound* for maps that contract more.
     """
     eta, sigma, _, factors = _one_pass(
         learning_rates, noise_stds, 1.0, smoothness, strong_convexity, 1
@@ -136,15 +130,8 @@ def optimal_noise_stds(
 ) -> np.ndarray:
     """Returns the noise schedule of least final variance that keeps batches in ``rho``.
 
-    Batch t needs ``U_t = sum_{i >= t} w_i C_i² >= (s_t C_t)² / (2 rho_t)``. The
-    smallest suffix sums that decrease in t are the running maxima of the right-hand
-    side, taken from the end. They are smallest at every t at once, hence so is the
-    final variance ``U_1``.
-
-    With one target and learning rates that do not decrease, *all noise goes into the
-    last step*: output perturbation is optimal.
-
-    ``rho`` is the target slope, > 0, a scalar or (T,), one per batch.
+    ``rho`` is the target slope, > 0, a scalar or (T,), one per batch. With one target
+    and learning rates that do not decrease, *all noise goes into the last step*.
 
     Returns:
       (T,) noise_stds, rounded up, so that `one_pass_rho` of them is at most ``rho``.
@@ -167,6 +154,8 @@ def optimal_noise_stds(
             "strong_convexity contracts the first steps by more than 1e140: their "
             "noise is beyond float64; start the run later"
         )
+    # Batch t needs U_t = sum_{i >= t} w_i C_i² >= (s_t C_t)² / (2 rho_t). The smallest
+    # suffix sums that decrease in t are the running maxima, taken from the end.
     needed = (sensitivities * after) ** 2 / (2 * target)
     suffix = np.maximum.accumulate(needed[::-1])[::-1]
     share = suffix - np.append(suffix[1:], 0.0)
@@ -177,8 +166,7 @@ def optimal_noise_stds(
 def rho_to_epsilon(rho: Any, *, delta: Any) -> Any:
     """Returns epsilon of the RDP curve ``rho alpha`` at a delta, by the best order.
 
-    For rho >= 0 or ``inf``, and delta in (0, 1). Nats; an *upper bound*, since every
-    order that the search may end on gives a valid epsilon.
+    For rho >= 0 or ``inf``, and delta in (0, 1). Nats; an *upper bound*.
 
     Reference: Canonne, Kamath and Steinke (2020), arXiv:2004.00010, Proposition 12.
     """
@@ -201,25 +189,21 @@ def full_batch_rho(
 
     A step is ``theta <- P(theta - eta (mean gradient + N(0, sigma² I)))``, with the
     projection P onto a convex set of the given diameter. The noise of the last tau
-    steps hides the distance ``D c^tau + s (1 + c + … + c^{tau-1})``, ``s = 2 eta L /
-    n``. With the best split of the distance over these steps
+    steps hides what is left of the distance of their start, and with ``s = 2 eta L / n``
 
         rho = min_tau (D c^tau + s sum_i c^i)² / (2 (eta sigma)² sum_i c^{2i}).
 
-    Over all T steps from the same start the same holds without D. At c = 1 the result
-    is the smaller of composition, ``2 T L² / (n sigma)²``, and about ``4 D L / (n eta
-    sigma²)``, which is reached at ``T = 2 D n / (eta L)`` steps.
+    Over all T steps from the same start the same holds without D.
 
     ``num_steps`` T >= 0 and ``num_examples`` n >= 1 are whole numbers, ``noise_std`` is
     sigma >= 0; these broadcast.
 
     Returns:
-      float64 of the broadcast shape: RDP is ``rho alpha`` at every order, under
-      ``replace_one``. *Upper bound*; ``inf`` without noise, 0 without steps.
+      float64 of the broadcast shape, under ``replace_one``. *Upper bound*; ``inf``
+      without noise, 0 without steps.
 
-    Reference: Altschuler and Talwar (2022), "Privacy of noisy stochastic gradient
-    descent: more iterations without more privacy loss", arXiv:2205.13710 (the idea and
-    the rate); the constants by Theorem 22 of Feldman et al. (2018), arXiv:1808.06651.
+    Reference: Altschuler and Talwar (2022), arXiv:2205.13710 (the idea and the rate);
+    the constants by Theorem 22 of Feldman et al. (2018), arXiv:1808.06651.
     """
     steps, n, sigma = checked(
         num_steps=num_steps, num_examples=num_examples, noise_std=noise_std
@@ -260,9 +244,6 @@ def bounded_iteration_rdp(
 ) -> np.ndarray:
     """Returns the RDP of noisy SGD on a bounded set, last iterate only.
 
-    It is ``min(T S_sigma(alpha), min_{tau <= T, split} tau S_{sigma_1}(alpha) + alpha
-    D² / (2 tau (eta sigma_2)²))``; see docs/amplification.md.
-
     ``orders`` are (K,), each > 1; ``num_steps`` are whole numbers T >= 0 of any shape;
     ``num_examples`` n and ``batch_size`` b in [1, n] are whole numbers; ``noise_std``
     is sigma > 0. Batches are sampled without replacement, fresh and secret. Strong
@@ -272,8 +253,8 @@ def bounded_iteration_rdp(
       float64 nats of shape ``num_steps.shape + (K,)``; an *upper bound* under
       ``replace_one`` that no longer grows after some T.
 
-    Reference: Altschuler and Talwar (2022), arXiv:2205.13710, Theorem 3.1 and its
-    proof, with the split of the noise and tau optimised.
+    Reference: Altschuler and Talwar (2022), arXiv:2205.13710, Theorem 3.1, with the
+    split of the noise and tau optimised; docs/amplification.md.
     """
     alpha = _validation.order_array("orders", orders)
     if alpha.ndim != 1:
@@ -287,31 +268,25 @@ def bounded_iteration_rdp(
     eta, bound, span, _ = _scalars(
         learning_rate, lipschitz, smoothness, strong_convexity, diameter
     )
-    shift = 2 * bound / (b * sigma)
-    shares = np.append(_SHARES, 1.0)[:, None]
-    grid = np.broadcast_arrays(alpha - 1, b / n, shift / np.sqrt(shares))
-    log_excess = _swapped_excess(*(a.ravel() for a in grid)).reshape(grid[0].shape)
-    one_step = np.logaddexp(0.0, log_excess) / (alpha - 1)  # (shares, K)
-    composed = steps[..., None] * one_step[-1]
-    if np.isinf(span):
-        return composed
-    far = alpha * span**2 / (2 * (eta * sigma) ** 2 * (1 - _SHARES[:, None]))
-    cost = one_step[:-1]
-    with np.errstate(divide="ignore", over="ignore"):
+    step = GaussianStep(
+        WithoutReplacement("example", size=b, population=n),
+        noise_multiplier=b * sigma / bound * np.sqrt(np.append(_SHARES, 1.0)),
+        neighboring_relation="replace_one",
+    )
+    one_step = rdp(step, alpha)  # (shares, K)
+    cost, times = one_step[:-1], steps[..., None]
+    most = np.maximum(times, 1)[..., None]
+    # Where a step costs inf, so do all; inf - inf and inf * 0 are no bounds.
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        composed = np.where(times > 0, times * one_step[-1], 0.0)
+        far = alpha * span**2 / (2 * (eta * sigma) ** 2 * (1 - _SHARES[:, None]))
         best = np.sqrt(far / cost)
-    most = np.maximum(steps, 1)[..., None, None]
-    bounds = [
-        tau * cost + far / tau
-        for tau in (np.clip(f(best), 1, most) for f in (np.floor, np.ceil))
-    ]
-    settled = np.minimum(*bounds).min(axis=-2)
-    return np.where(steps[..., None] > 0, np.minimum(composed, settled), 0.0)
-
-
-# The log of the moment - 1, for the forward profile in both directions.
-_swapped_excess = float64_boundary(
-    lambda t, rate, shift: mixture_excess(t, rate, shift, _RULE)[0]
-)
+        bounds = [
+            tau * cost + far / tau
+            for tau in (np.clip(f(best), 1, most) for f in (np.floor, np.ceil))
+        ]
+        settled = np.fmin(*bounds).min(axis=-2)
+    return np.fmin(composed, np.where(times > 0, settled, 0.0))
 
 
 def _one_pass(
@@ -323,24 +298,22 @@ def _one_pass(
     batch_size: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns learning rates, noise, sensitivities and contraction factors, (T,)."""
-    factors = contraction_factors(
-        learning_rates, smoothness=smoothness, strong_convexity=strong_convexity
+    eta, sigma, beta, m = checked(
+        learning_rates=learning_rates,
+        noise_stds=noise_stds,
+        smoothness=smoothness,
+        strong_convexity=strong_convexity,
     )
-    eta = _validation.positive_array("learning_rates", learning_rates)
-    if eta.ndim != 1 or eta.size == 0:
-        raise ValueError(f"learning_rates must be a vector, got shape {eta.shape}")
-    sigma = _validation.nonnegative_array("noise_stds", noise_stds)
-    if sigma.shape not in ((), eta.shape):
+    shape = np.shape(learning_rates)
+    if len(shape) != 1 or shape == (0,):
+        raise ValueError(f"learning_rates must be a vector, got shape {shape}")
+    if eta.shape != shape:
         raise ValueError(
-            f"noise_stds must be a scalar or of shape {eta.shape}, got {sigma.shape}"
+            "noise_stds, smoothness and strong_convexity must be numbers or of shape "
+            f"{shape}, got an array of {eta.shape}"
         )
+    factors = contraction_factors(eta, smoothness=beta, strong_convexity=m)
     bound, size = checked_one(lipschitz=lipschitz, batch_size=batch_size)
-    if factors.shape != eta.shape:
-        raise ValueError(
-            "smoothness and strong_convexity must be numbers, got arrays of shape "
-            f"{factors.shape}"
-        )
-    sigma = np.broadcast_to(sigma, eta.shape)
     return eta, sigma, 2 * eta * bound / size, factors
 
 

@@ -35,19 +35,14 @@ class Mechanism(ByValue):
     """Base class: numeric fields, an RDP curve and perhaps a privacy profile.
 
     Two mechanisms are equal if they have the same type and the same numbers.
-
-    Attributes:
-      swaps_neighbours: class constant; True if for every neighbouring pair an
-        involution of the outputs exchanges the two distributions (the reflection at the
-        midpoint for symmetric additive noise, the exchange of the answers for
-        randomized response). It implies the moment condition of the tight bound for
-        Poisson sampling: with densities ``f``, ``g`` and odd ``l``, ``2 E_f[(g/f -
-        1)^l] = int (g - f)^l (f^{1-l} - g^{1-l}) >= 0``, since both factors have the
-        sign of ``g - f``.
-      is_noise: class constant; True if the field is noise relative to a sensitivity.
     """
 
+    # Whether for every neighbouring pair an involution of the outputs exchanges the two
+    # distributions: a reflection, or the exchange of the answers. Then the tight bound
+    # for Poisson sampling holds: with densities f, g and odd l, 2 E_f[(g/f - 1)^l] =
+    # int (g - f)^l (f^{1-l} - g^{1-l}) >= 0, as both factors have the sign of g - f.
     swaps_neighbours: ClassVar[bool] = False
+    # Whether the field is noise relative to a sensitivity.
     is_noise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -84,13 +79,9 @@ class Mechanism(ByValue):
     def rdp(self, orders: Any) -> Any:
         """Returns the RDP of one release, in nats.
 
-        Args:
-          orders: scalar or array, each > 1 and finite.
-
-        Returns:
-          Array of shape ``self.shape + orders.shape`` (``np.float64`` if that is
-          ``()``). *Exact* up to rounding for the named mechanisms; an *upper bound*
-          for a user's table or curve, if it is one.
+        ``orders`` are a scalar or array, each > 1 and finite; the result has shape
+        ``self.shape + orders.shape``. *Exact* up to rounding for the named mechanisms;
+        an *upper bound* for a user's table or curve, if it is one.
         """
         alpha = _validation.order_array("orders", orders)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -100,16 +91,8 @@ class Mechanism(ByValue):
     def delta(self, epsilon: Any) -> Any:
         """Returns the privacy profile of one release: the smallest delta at epsilon.
 
-        Args:
-          epsilon: scalar or array >= 0, nats; broadcasts with the mechanism.
-
-        Returns:
-          Array of the broadcast shape (``np.float64`` if that is ``()``), in [0, 1].
-          *Exact* up to rounding.
-
-        Raises:
-          ValueError: negative or NaN epsilon, or shapes that do not broadcast.
-          NotImplementedError: a mechanism that is described only by its RDP.
+        ``epsilon`` >= 0, in nats, broadcasts with the mechanism. *Exact* up to rounding.
+        A mechanism that is described only by its RDP raises `NotImplementedError`.
         """
         eps = _validation.nonnegative_array("epsilon", epsilon)
         if not self.swaps_neighbours:
@@ -172,9 +155,8 @@ class Gaussian(Mechanism):
 class Laplace(Mechanism):
     """Laplace noise on every coordinate of a query of bounded l1-sensitivity.
 
-    The RDP is that of a single coordinate shifted by the whole sensitivity. The
-    log-moment of a coordinate is convex in its shift and 0 at 0, so a shift that is
-    split over coordinates costs less.
+    The RDP is that of one coordinate with the whole shift: its log-moment is convex in
+    the shift, so a shift that is split over coordinates costs less.
 
     Attributes:
       scale: noise scale / l1-sensitivity, >= 0, scalar or array; 0 costs ``inf`` and
@@ -215,13 +197,13 @@ class Laplace(Mechanism):
 class RandomizedResponse(Mechanism):
     """One bit, reported truly with probability ``e^epsilon / (1 + e^epsilon)``.
 
-    Every pure ``epsilon``-DP mechanism is a post-processing of it (Kairouz, Oh and
-    Viswanath 2015, arXiv:1311.0776), so its RDP and profile bound those of all.
+    Its RDP and profile bound those of every pure ``epsilon``-DP mechanism.
 
     Attributes:
       epsilon: >= 0, scalar or array; ``inf`` always reports the truth.
 
-    Reference: Mironov (2017), arXiv:1702.07476, Proposition 5.
+    Reference: Mironov (2017), arXiv:1702.07476, Proposition 5; Kairouz, Oh and
+    Viswanath (2015), arXiv:1311.0776.
     """
 
     epsilon: float | np.ndarray
@@ -258,11 +240,7 @@ class RdpTable(Mechanism):
     Attributes:
       values: (..., T) upper bounds of the RDP at the orders 2 … T + 1, >= 0.
       limit: upper bound of the pure-DP epsilon, broadcast against the leading axes;
-        ``inf`` (the default) is always valid. A smaller one tightens the bound for
-        sampling without replacement.
-
-    Raises:
-      ValueError: negative or NaN values, no values, or orders beyond the table.
+        one below ``inf`` tightens the bound for sampling without replacement.
 
     Reference: van Erven and Harremoës (2014), arXiv:1206.2459, Corollary 2.
     """
@@ -332,11 +310,6 @@ class RdpCurve(Mechanism):
         float64 values and JAX's float64 mode on, so it may use JAX or NumPy. It must
         return float64.
       limit: as in `RdpTable`.
-
-    Raises:
-      TypeError: a curve that is not callable, or does not return float64.
-      ValueError: a limit that is negative or NaN; when the curve is evaluated, values
-        of the wrong shape, negative or NaN.
     """
 
     curve: Callable[[Any], Any]

@@ -78,12 +78,10 @@ def shuffled_delta(
       ones;
     * "randomized_response": an *upper bound* for binary randomized response on any
       data, the smaller of "upper" and of the bound by its own clones;
-    * "lower": a *lower bound* on delta of the worst randomizer. It is the larger of
-      binary randomized response if all other users hold the same bit, and of response
-      over three values if all others hold the third.
+    * "lower": a *lower bound* on delta of the worst randomizer, by responses over two
+      and three values.
 
-    Summing clone counts in blocks costs a fraction of a percent of delta; the truncated
-    tails add 2e-35 to the upper bounds.
+    Summing clone counts in blocks costs a fraction of a percent of delta.
 
     Reference: Feldman, McMillan and Talwar (2021), arXiv:2012.12803, Section 3;
     (2023), arXiv:2208.04591, for the clones of randomized response.

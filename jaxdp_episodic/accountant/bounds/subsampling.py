@@ -58,9 +58,7 @@ def amplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
     """Returns ``log(1 + rate (e^epsilon - 1))``, without cancellation or overflow.
 
     ``rate``, in [0, 1], is the probability that the differing unit is sampled. *Exact*,
-    rounded up by a few ulp; ``inf`` stays ``inf`` unless the rate is 0. For small
-    epsilon it is about ``rate * epsilon``. (The lecture from which this formula is
-    often copied has ``e^epsilon + 1`` in its approximation, a misprint.)
+    rounded up by a few ulp; ``inf`` stays ``inf`` unless the rate is 0.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 2.
     """
@@ -77,11 +75,7 @@ def amplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
 def unamplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
     """Returns ``log(1 + (e^epsilon - 1) / rate)``, the inverse of `amplified_epsilon`.
 
-    It maps an epsilon of the subsampled mechanism to the epsilon at which the profile
-    of the mechanism itself is needed. *Exact*, rounded down by a few ulp (a profile
-    decreases). ``inf`` at rate 0.
-
-    Reference: as `amplified_epsilon`.
+    *Exact*, rounded down by a few ulp, as a profile decreases. ``inf`` at rate 0.
     """
     eps, r = checked(epsilon=epsilon, rate=rate)
     small = eps <= 1
@@ -100,15 +94,11 @@ def amplify_without_replacement(
 
         eps' = log(1 + (m/n)(e^eps - 1)),   delta' = (m/n) delta.
 
-    Assumes: the mechanism is (epsilon, delta)-DP under ``replace_one``; the subset is
-    fresh and secret. Under ``add_remove`` the subsets of neighbours differ by a
-    replacement, too, so the same holds there for data of at most ``population`` units.
+    An *upper bound* if the mechanism is (epsilon, delta)-DP under ``replace_one``, and
+    the subset is fresh and secret. Under ``add_remove`` it holds for data of at most
+    ``population`` units: the subsets of neighbours differ by a replacement there, too.
 
-    Returns:
-      (epsilon, delta) of the subsampled mechanism, an *upper bound*.
-
-    Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 9; the
-    lecture's claim.
+    Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 9.
     """
     return _amplified(epsilon, delta, _subset_rate(size, population))
 
@@ -118,11 +108,8 @@ def amplify_poisson(
 ) -> tuple[Any, Any]:
     """Returns the guarantee of a mechanism on a Poisson sample, under ``add_remove``.
 
-    Assumes: the mechanism is (epsilon, delta)-DP under ``add_remove``; every unit is
-    Poisson sampled, freshly and in secret.
-
-    Returns:
-      (epsilon, delta) of the subsampled mechanism, an *upper bound*.
+    An *upper bound* if the mechanism is (epsilon, delta)-DP under ``add_remove``, and
+    every unit is Poisson sampled, freshly and in secret.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 8.
     """
@@ -135,11 +122,9 @@ def delta_poisson_subsampled(
 ) -> Any:
     """Returns the profile on a Poisson sample, ``p delta(log(1 + (e^eps - 1)/p))``.
 
-    Assumes: the profile of the mechanism under ``add_remove``, in both directions.
-
-    Returns:
-      Delta at finite epsilons, an *upper bound* under ``add_remove``. It is attained if
-      one pair of neighbours attains the mechanism's profile at all epsilon.
+    An *upper bound*, at finite epsilons, if the profile holds under ``add_remove`` in
+    both directions. It is attained if one pair of neighbours attains the profile at all
+    epsilon.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 8.
     """
@@ -152,12 +137,8 @@ def delta_without_replacement_subsampled(
 ) -> Any:
     """Returns the profile on a uniform subset, ``r delta(log(1 + (e^eps - 1)/r))``.
 
-    Assumes: the profile of the mechanism under ``replace_one``. Additive noise of
-    ``sigma`` clip norms is ``Gaussian(sigma / 2)`` there.
-
-    Returns:
-      Delta at finite epsilons under ``replace_one``, with ``r = m / n``; an *upper
-      bound*.
+    With ``r = m / n``. An *upper bound*, at finite epsilons, under ``replace_one``, as
+    the profile must be: noise of ``sigma`` clip norms is ``Gaussian(sigma / 2)`` there.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 9.
     """
@@ -179,20 +160,14 @@ def delta_with_replacement_subsampled(
 
         delta'(eps') = sum_{k=1..m} C(m,k) (1/n)^k (1 - 1/n)^{m-k} delta_k(eps).
 
-    Assumes: profiles under ``replace_one``; the result holds for it, too.
-
-    Args:
-      mechanism: as in all functions of this module, of one setting.
-      size: m, whole number >= 0.
-      population: n, whole number >= 1.
-      epsilon: eps', >= 0 and finite, nats, scalar or array.
-      group_profile: maps (k, epsilons) to the delta of replacing k units. Default: the
-        exact one for Gaussian and Laplace noise, with k times the sensitivity;
-        otherwise `group_delta`.
+    The mechanism, size and population are of one setting, and epsilon is finite.
+    ``group_profile`` maps (k, epsilons) to the delta of replacing k units. Default: the
+    exact one for Gaussian and Laplace noise; otherwise `group_delta`.
 
     Returns:
-      float64 in [0, 1] of epsilon's shape; an *upper bound*. Multiplicities with a
-      total probability below e^-100 are taken with delta 1.
+      float64 in [0, 1] of epsilon's shape; an *upper bound* under ``replace_one``, as
+      the profiles must be. Multiplicities with a total probability below e^-100 are
+      taken with delta 1.
 
     Raises:
       ValueError: a mechanism of more than one setting.
@@ -259,10 +234,8 @@ def group_delta(mechanism: Profile, *, group_size: Any, epsilon: Any) -> Any:
 def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> Any:
     """Returns epsilon of randomized response with probability p, else a random bit.
 
-    It is ``2 artanh(p tanh(eps / 2))`` nats, *exact*. This is below the ``log(1 + p
-    (e^eps - 1))`` that holds for any mechanism, because a random bit hides more than no
-    answer. (Notes that give the probability of the true answer as ``(1 + a) / (2 + a)``
-    mean ``e^eps = 1 + a``.)
+    It is ``2 artanh(p tanh(eps / 2))`` nats, *exact*. This is below `amplified_epsilon`,
+    because a random bit hides more than no answer.
 
     Reference: Warner (1965), for the response; docs/proofs.md for the sampling.
     """
@@ -281,14 +254,8 @@ def advanced_joint_convexity(
 ) -> tuple[float, float]:
     """Returns both sides' order and delta of advanced joint convexity, of finite pairs.
 
-    See docs/amplification.md.
-
-    Args:
-      shared: mu0, (K,) probabilities.
-      first: mu1, (K,).
-      second: mu1', (K,).
-      rate: r in (0, 1].
-      epsilon: eps, >= 0 and finite.
+    ``shared``, ``first`` and ``second`` are mu0, mu1 and mu1', (K,) probabilities;
+    ``rate`` is r in (0, 1], ``epsilon`` is finite.
 
     Returns:
       ``(eps', delta)``: ``eps' = log(1 + r (e^eps - 1))``, and the hockey-stick
@@ -372,20 +339,16 @@ def rdp_poisson_subsampled(
         M = (1-p)^{a-1} (ap - p + 1) + C(a,2) (1-p)^{a-2} p² e^{r(2)}
             + c sum_{l=3}^a C(a,l) (1-p)^{a-l} p^l e^{(l-1) r(l)},    rdp = log M/(a-1)
 
-    with ``c = 3`` for any mechanism, and ``c = 1`` if all odd moments ``E_f[(g/f -
-    1)^l]``, ``l >= 3``, of its neighbouring pairs are nonnegative. This is proved for
-    the mechanisms with `Mechanism.swaps_neighbours`.
+    The ``bound`` is "general" (c = 3, for any mechanism), "tight" (c = 1, proved for
+    mechanisms with `Mechanism.swaps_neighbours`) or "lower" (c = 1 for any mechanism).
+    No valid bound is below "lower" if a single neighbouring pair attains the curve at
+    all whole orders. "lower" is *not a guarantee*; it shows how loose a bound may be.
 
     Assumes: the curve bounds the RDP of one release, in both directions, when one
     clipped contribution is *added or removed*; each contribution is sampled
     independently, freshly and in secret in every step, and the other sampled units
-    contribute whether or not the protected one is sampled (locality).
-
-    The ``bound`` is "general" (c = 3), "tight" (c = 1) or "lower" (c = 1 for any
-    mechanism). No valid bound is below "lower" if a single neighbouring pair attains
-    the curve at all whole orders. "lower" is *not a guarantee*; it shows how loose a
-    bound may be. ``outer_rate`` is the probability that the levels above the Poisson
-    sampling include the unit.
+    contribute whether or not the protected one is sampled (locality). ``outer_rate`` is
+    the probability that the levels above the Poisson sampling include the unit.
 
     Returns:
       *Upper bound* for "general" and "tight", *lower bound* for "lower". 0 at rate 0;
@@ -398,8 +361,7 @@ def rdp_poisson_subsampled(
         condition, or "lower" with an outer rate.
 
     Reference: Zhu and Wang (2019), "Poisson subsampled Rényi differential privacy",
-    ICML, PMLR 97 (tight: Theorem 8; lower and general: main results). A widely copied
-    summary prints ``1/a`` for ``1/(a-1)``, which is too small already at rate 1.
+    ICML, PMLR 97 (tight: Theorem 8; lower and general: main results).
     """
     _validation.choice("bound", bound, ("general", "tight", "lower"))
     base = _as_mechanism(mechanism)
@@ -442,11 +404,9 @@ def rdp_without_replacement_subsampled(
             + sum_{j=3}^a C(a,j) p^j e^{(j-1) r(j)} min[2, (e^{r(inf)} - 1)^j].
 
     Assumes: the curve bounds the RDP of one release when one clipped contribution is
-    *replaced* by another. For additive noise this is twice the clip norm: Gaussian
-    noise of ``sigma`` times the clip norm is ``Gaussian(sigma / 2)`` here. The result
-    holds for ``replace_one``, and for ``add_remove`` if another unit takes the removed
-    unit's place in the sample. Sets of one size are sampled uniformly, fresh and secret
-    in every step.
+    *replaced* by another: noise of ``sigma`` clip norms is ``Gaussian(sigma / 2)``. The
+    result holds for ``replace_one``, and for ``add_remove`` if another unit takes the
+    removed unit's place in the sample. Sets are sampled fresh and secret in every step.
 
     ``sampling_rate`` is the size of the sample over the population, times the rates of
     the levels below the clipped contribution. ``outer_rate`` is the probability that

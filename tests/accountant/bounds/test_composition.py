@@ -46,8 +46,7 @@ def test_optimal_at_60_digits():
         value = compose_optimal_delta(eps, 0.0, num_steps=k, total_epsilon=total)
         exact = published_delta(eps, k, total)
         assert value >= exact * (1 - 1e-12)
-        # A certified end; 1e-4 is the design's limit for such questions.
-        assert value <= exact * (1 + 1e-5) + 1e-13 * (exact > 1e-6)
+        assert value <= exact * (1 + 1e-5) + 1e-13 * (exact > 1e-6)  # certified
 
 
 def test_many_small_steps_are_gaussian():

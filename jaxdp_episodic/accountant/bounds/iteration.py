@@ -189,7 +189,7 @@ def full_batch_rho(
 
     A step is ``theta <- P(theta - eta (mean gradient + N(0, sigma² I)))``, with the
     projection P onto a convex set of the given diameter. The noise of the last tau
-    steps hides what is left of the distance of their start, and with ``s = 2 eta L / n``
+    steps hides what is left of their start's distance. With ``s = 2 eta L / n``
 
         rho = min_tau (D c^tau + s sum_i c^i)² / (2 (eta sigma)² sum_i c^{2i}).
 
@@ -273,7 +273,7 @@ def bounded_iteration_rdp(
         noise_multiplier=b * sigma / bound * np.sqrt(np.append(_SHARES, 1.0)),
         neighboring_relation="replace_one",
     )
-    one_step = rdp(step, alpha)  # (shares, K)
+    one_step = np.asarray(rdp(step, alpha))  # (shares, K)
     cost, times = one_step[:-1], steps[..., None]
     most = np.maximum(times, 1)[..., None]
     # Where a step costs inf, so do all; inf - inf and inf * 0 are no bounds.

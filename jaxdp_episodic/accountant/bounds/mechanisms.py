@@ -91,8 +91,8 @@ class Mechanism(ByValue):
     def delta(self, epsilon: Any) -> Any:
         """Returns the privacy profile of one release: the smallest delta at epsilon.
 
-        ``epsilon`` >= 0, in nats, broadcasts with the mechanism. *Exact* up to rounding.
-        A mechanism that is described only by its RDP raises `NotImplementedError`.
+        ``epsilon`` >= 0, in nats, broadcasts with the mechanism. *Exact* up to
+        rounding. A mechanism described only by its RDP raises `NotImplementedError`.
         """
         eps = _validation.nonnegative_array("epsilon", epsilon)
         if not self.swaps_neighbours:

@@ -234,8 +234,8 @@ def group_delta(mechanism: Profile, *, group_size: Any, epsilon: Any) -> Any:
 def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> Any:
     """Returns epsilon of randomized response with probability p, else a random bit.
 
-    It is ``2 artanh(p tanh(eps / 2))`` nats, *exact*. This is below `amplified_epsilon`,
-    because a random bit hides more than no answer.
+    It is ``2 artanh(p tanh(eps / 2))`` nats, *exact*. This is below
+    `amplified_epsilon`, because a random bit hides more than no answer.
 
     Reference: Warner (1965), for the response; docs/proofs.md for the sampling.
     """

@@ -59,7 +59,7 @@ def do_plan(o: command.Options) -> list[str]:
         title = f"epsilon {target.epsilon:.15g} at delta {target.delta:.15g}"
         draw_plan(plan, out / PICTURE, title=title, draws=draws)
         written.append(str(out / PICTURE))
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         lines.append(f"no picture: {error}")
     lines += [f"{name}: {why}" for name, why in plan.gains.items()]
     lines += [f"left out: {'; '.join(v)}: {k}" for k, v in plan.left_out.items()]

@@ -25,6 +25,8 @@ def draw_plan(plan: Plan, path: Path, *, title: str, draws: bool) -> None:
     left, right = figure.subplots(1, 2)
     # The scales are logarithmic.
     shown = [one for one in plan.candidates if one.effective_steps > 0]
+    if not shown:
+        raise ValueError("no setting gains anything")
     sizes = sorted({one.design.examples for one in plan.candidates})
     for design, group in itertools.groupby(shown, lambda one: one.design):
         whole, scheme = design.clip_unit == STEP, SCHEMES.index(design.scheme)

@@ -99,6 +99,16 @@ def test_the_front_has_every_undominated_candidate(pool_plan):
         assert (tuple(point) in front) != is_beaten
 
 
+def test_without_any_gain_there_is_no_picture(tmp_path, pool_plan, monkeypatch):
+    nothing = [one._replace(effective_steps=0.0) for one in pool_plan[1].candidates]
+    plan = pool_plan[1]._replace(candidates=nothing, recommended=nothing[0])
+    monkeypatch.setattr(plan_command, "make_plan", lambda *_: plan)
+    text = PLAN.replace("[train]", "[train]\nnoise = 'gaussian'")
+    (tmp_path / "plan.toml").write_text(text)
+    o = command.Options(file=tmp_path / "plan.toml", out=tmp_path)
+    assert "no picture: no setting gains anything" in plan_command.do_plan(o)
+
+
 @pytest.mark.parametrize(
     ("noise", "is_one", "alignment", "expected"),
     [

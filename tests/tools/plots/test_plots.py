@@ -106,15 +106,12 @@ def test_the_picture_has_a_line_for_each_method(drawn):
 
 @pytest.mark.slow
 def test_no_noise_and_no_draw(tmp_path):
-    leak = curve_plot.plot_curve(
-        poisson_step(1.0, 0.0), tmp_path / "a.png", num_steps=1
-    )
+    draw = curve_plot.plot_curve
+    leak = draw(poisson_step(1.0, 0.0), tmp_path / "a.png", num_steps=1)
     assert leak.gdp_mu == np.inf
     assert json.loads((tmp_path / "a.json").read_text())["gdp_mu"] == "inf"
     assert curve_plot.summary(leak)["advantage"] == "at most 1"
-    silent = curve_plot.plot_curve(
-        poisson_step(0.0, 1.0), tmp_path / "b.png", num_steps=1
-    )
+    silent = draw(poisson_step(0.0, 1.0), tmp_path / "b.png", num_steps=1)
     assert silent.gdp_mu == silent.advantage == 0
     np.testing.assert_array_equal(silent.delta["exact"], 0)
 
@@ -122,10 +119,9 @@ def test_no_noise_and_no_draw(tmp_path):
 def test_the_summary_is_rounded_up(drawn):
     curve = drawn.curve
     facts = curve_plot.summary(curve)
-    for name, value in [
-        ("advantage", curve.advantage),
-        ("true positives at 0.01", np.interp(0.01, *curve[3:5])),
-    ]:
+    rate = np.interp(0.01, *curve[3:5])
+    expected = {"advantage": curve.advantage, "true positives at 0.01": rate}
+    for name, value in expected.items():
         shown = float(facts[name].removeprefix("at most "))
         assert value * (1 - 1e-9) <= shown <= value * 1.02
     assert curve.gdp_mu <= float(facts["Gaussian mu"].split()[0])
@@ -156,13 +152,8 @@ def drawn_run(tmp_path, monkeypatch):
     figures = kept_figures(run, monkeypatch)
 
     def draw(name="report.png", **parts):
-        given = {
-            "epsilons": [(1, 0.5), (2, 0.9)],
-            "losses": [],
-            "scores": [],
-            "target_epsilon": 2.0,
-        }
-        draw_run(tmp_path / name, **given | parts)
+        given = {"epsilons": [(1, 0.5), (2, 0.9)], "losses": [], "scores": []}
+        draw_run(tmp_path / name, **{"target_epsilon": 2.0} | given | parts)
         assert [file.name for file in tmp_path.iterdir()] == [name]
         return figures[-1].axes
 

@@ -75,15 +75,12 @@ def number(value: object) -> str:
 
 def is_logarithmic(points: np.ndarray) -> bool:
     """Returns whether values are spaced more evenly on a logarithmic scale."""
-    if points.size < 2 or points.min() <= 0 or not np.isfinite(points).all():
+    ordered = np.sort(points)  # NaN last
+    if not 0 < 5 * ordered[0] <= ordered[-1] < np.inf:
         return False
-    ordered = np.sort(points)
-    if ordered[-1] < 5 * ordered[0]:
-        return False
-    if points.size == 2:
-        return True
-    ratios, steps = np.diff(np.log(ordered)), np.diff(ordered)
-    return bool(_variation(ratios) < _variation(steps))
+    gaps = np.diff(np.log(ordered)), np.diff(ordered)
+    ratios, steps = (np.std(one) / np.mean(one) for one in gaps)
+    return points.size == 2 or bool(ratios < steps)
 
 
 def round_levels(low: float, high: float, most: int = 9) -> list[float]:
@@ -103,11 +100,6 @@ def round_levels(low: float, high: float, most: int = 9) -> list[float]:
     even = matplotlib("matplotlib.ticker").MaxNLocator(most, steps=[1, 2, 5, 10])
     ticks = even.tick_values(low, high).tolist()
     return [float(f"{level:.12g}") for level in ticks if low < level < high]
-
-
-def _variation(gaps: np.ndarray) -> float:
-    """The coefficient of variation."""
-    return float(np.std(gaps) / np.mean(gaps)) if np.mean(gaps) > 0 else 0.0
 
 
 def scale_axis(axes: Any, which: str, points: np.ndarray, *, crowd: int = 1) -> None:
@@ -184,21 +176,22 @@ def draw_book(
 ) -> None:
     """Draws a bar for each total, divided into what each run spent."""
     path = check_suffix(path, "--plot")
-    rows = len(totals)
-    legend = min(len(runs), _MOST_NAMED + 1)
-    figure = new_figure(9.0, 1.5 + 0.55 * rows + 0.22 * ((legend + 2) // 3))
+    rows, named = len(totals), min(len(runs), _MOST_NAMED + 1)
+    figure = new_figure(9.0, 1.5 + 0.55 * rows + 0.22 * ((named + 2) // 3))
     axes = figure.add_subplot()
     heights = range(rows - 1, -1, -1)
     axes.barh(heights, [100.0] * rows, 0.55, color="white", edgecolor="#7f7f7f")
     at = [0.0] * rows
     for index, (name, spent) in enumerate(runs):
         shares = [100 * v / t for v, (_, _, t) in zip(spent, totals, strict=True)]
+        if len(name) > _MOST_LETTERS:
+            name = name[: _MOST_LETTERS - 1] + "…"
         if index == _MOST_NAMED:
             name = f"and {len(runs) - _MOST_NAMED:,} more"
         style: dict[str, Any] = {
             "color": _COLORS[index % len(_COLORS)],
             "hatch": _HATCHES[index // len(_COLORS) % len(_HATCHES)],
-            "label": _short(name) if index <= _MOST_NAMED else None,
+            "label": name if index <= _MOST_NAMED else None,
         }
         axes.barh(heights, shares, 0.55, left=at, edgecolor="white", lw=0.4, **style)
         at = [a + share for a, share in zip(at, shares, strict=True)]
@@ -211,7 +204,3 @@ def draw_book(
     if runs:
         figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=3)
     save(figure, path)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _MOST_LETTERS else name[: _MOST_LETTERS - 1] + "…"

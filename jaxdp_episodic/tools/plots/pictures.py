@@ -16,14 +16,14 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.tools.plots import figures
 from jaxdp_episodic.tools.plots.figures import matplotlib
-from jaxdp_episodic.tools.sweep.description import METHOD, QUANTITIES, QUANTITY, Grid
+from jaxdp_episodic.tools.sweep.description import METHOD, NEEDS, QUANTITY, Grid
 from jaxdp_episodic.tools.sweep.run import SweepFolder, read_columns, read_manifest
 
-KINDS = ("contours", "heatmap", "lines", "pareto")
 _MIN_MAP_VALUES = 6  # with fewer values on an axis the default is lines, not a map
 _MAX_PANELS = 3  # side by side
 _MAX_POINTS = 800  # drawn along an axis, about one per pixel
 _MAX_DOTS = 20_000  # settings drawn beside a front, evenly chosen
+_BLOCK = 1 << 20  # settings whose values are in memory at a time
 _MAP = "viridis"
 # Dashes and marker of each line; no two are equal.
 _STYLES = (
@@ -78,88 +78,71 @@ def draw(
     out: Path | None = None,
 ) -> tuple[Path, Path]:
     """Draws a picture of a finished sweep, as PNG and as SVG; returns the two files."""
-    if kind is not None:
-        _validation.choice("--kind", kind, KINDS)
     matplotlib()  # an error, if it is missing, comes before the work
-    sweep = SweepTable(folder)
-    fixed = dict(fix or {})
+    sweep, fixed = SweepTable(folder), dict(fix or {})
     if value is not None and QUANTITY in sweep.grid.names:
         fixed[QUANTITY] = value
-    elif value is not None:
-        _validation.choice("--value", value, QUANTITIES)
-        if value != sweep.value:
-            raise ValueError(
-                f"--value must be {sweep.value!r}, as in the sweep, got {value!r}"
-            )
-    if kind == "pareto":
-        if by is not None:
-            raise ValueError(f"--by has no meaning with a Pareto front, got {by!r}")
-        is_map, made = False, lambda: _pareto(sweep, x, y, fixed)
-    else:
+    elif value not in (None, sweep.value):
+        raise ValueError(
+            f"--value must be {sweep.value!r}, as in the sweep, got {value!r}"
+        )
+    if kind != "pareto":
         x, y, by = _chosen(sweep, kind, x, y, by, fixed)
-        kind, is_map = kind or ("lines" if y is None else "contours"), y is not None
-        options = {"levels": levels, "mark": mark, "iso_lines": kind == "contours"}
-        made = lambda: _over_axes(sweep, str(x), y, by, fixed, **options)  # noqa: E731
+        kind = kind or ("lines" if y is None else "contours")
+    elif by is not None:
+        raise ValueError(f"--by has no meaning with a Pareto front, got {by!r}")
     for option, given in (("--levels", levels), ("--mark", mark)):
-        if given and not is_map:
+        if given and kind in ("lines", "pareto"):
             raise ValueError(f"{option} is for contours and heat maps, got {given}")
     out = (folder / kind) if out is None else out
     if out.suffix and out.suffix.lower() not in figures.SUFFIXES:
         raise ValueError(
             f"--out must end in .png or .svg, or in neither, got {out.name!r}"
         )
-    figure, files = made(), [out.with_suffix(suffix) for suffix in figures.SUFFIXES]
-    for file in files:
-        figures.save(figure, file)
-    return files[0], files[1]
+    if kind == "pareto":
+        figure = _pareto(sweep, x, y, fixed)
+    else:
+        has_lines = kind == "contours"
+        figure = _over_axes(sweep, str(x), y, by, fixed, levels, mark, has_lines)
+    png, svg = (out.with_suffix(suffix) for suffix in figures.SUFFIXES)
+    figures.save(figure, png)
+    figures.save(figure, svg)
+    return png, svg
 
 
 class SweepTable:
-    """A finished sweep; its table is read in parts."""
+    """A finished sweep: its grid, and the answers."""
 
     def __init__(self, folder: Path) -> None:
         sweep = SweepFolder(folder, read_manifest(folder))
         if sweep.table is None:
             raise ValueError("the sweep is not finished: it has no table yet")
-        self.path = sweep.table
         self.description: dict[str, Any] = sweep.manifest["sweep"]
         self.grid: Grid = sweep.grid
         self.value = sweep.columns[0]
-
-    def answers(self, index: np.ndarray) -> np.ndarray:
-        """Returns the answers at settings ``index``, in its shape."""
-        wanted, back = np.unique(index, return_inverse=True)
-        answers, start = np.empty(wanted.size), 0
-        for block in read_columns(self.path, [self.value], num_rows=self.grid.size):
+        self.answers, start = np.empty(self.grid.size), 0  # in the settings' order
+        for block in read_columns(sweep.table, [self.value], num_rows=self.grid.size):
             column = block[self.value]
-            low, high = np.searchsorted(wanted, (start, start + column.size))
-            answers[low:high] = column[wanted[low:high] - start]
+            self.answers[start : start + column.size] = column
             start += column.size
-            if start > wanted[-1]:
-                break
-        return answers[back].reshape(np.shape(index))
 
     def held(
         self, drawn: Sequence[str], fix: Mapping[str, str]
     ) -> tuple[dict[int, int], dict[str, Any]]:
         """Returns the fixed index of each dimension not drawn, and the fixed values."""
-        held: dict[int, int] = {}
-        moving = {self.grid.dimension_of(field) for field in drawn}
+        grid, held = self.grid, dict[int, int]()
+        moving = {grid.dimension_of(field) for field in drawn}
         for field, text in fix.items():
             self.check_field("--fix", field)
-            dimension = self.grid.dimension_of(field)
-            index = _index_of("--fix", field, self.grid.points[field], text)
-            if held.setdefault(dimension, index) != index:
+            index = _index_of("--fix", field, grid.points[field], text)
+            if held.setdefault(grid.dimension_of(field), index) != index:
                 raise ValueError(f"--fix: {field!r} is zipped with a fixed field")
-        for dimension, fields in enumerate(self.grid.dimensions):
+        for dimension, fields in enumerate(grid.dimensions):
             if dimension not in moving:
-                middle = self.grid.points[fields[0]].size // 2
+                middle = grid.points[fields[0]].size // 2
                 held.setdefault(dimension, 0 if self.is_words(fields[0]) else middle)
-        values = {
-            field: self.grid.points[field][index]
-            for dimension, index in sorted(held.items())
-            for field in self.grid.dimensions[dimension]
-        }
+        pairs = sorted(held.items())
+        values = {f: grid.points[f][i] for d, i in pairs for f in grid.dimensions[d]}
         return held, values
 
     def is_words(self, field: str) -> bool:
@@ -179,16 +162,11 @@ class SweepTable:
 
     def title(self, held: Mapping[str, Any], drawn: Sequence[str]) -> str:
         """Returns the title: the values that are fixed in the picture."""
-        facts = {k: figures.number(v) for k, v in held.items() if k != QUANTITY}
-        needed = {"epsilon": ("num_steps", "delta"), "delta": ("num_steps", "epsilon")}
-        targets = needed.get(self.quantity(held), ("num_steps", "epsilon", "delta"))
-        for name in targets:
-            value = self.description.get(name)
-            if value is not None and name not in (*drawn, *facts):
-                facts[name] = figures.number(value)
-        if METHOD not in (*drawn, *facts):
-            facts[METHOD] = self.description[METHOD]
-        return ", ".join(f"{_short(k)} = {v}" for k, v in facts.items())
+        facts = {k: v for k, v in held.items() if k != QUANTITY}
+        for name in (*NEEDS[self.quantity(held)], METHOD):
+            if name not in drawn and (value := self.description.get(name)) is not None:
+                facts.setdefault(name, value)
+        return ", ".join(f"{_short(k)} = {figures.number(v)}" for k, v in facts.items())
 
     def label(self, field: str, num_drawn: int) -> str:
         """Returns the label of an axis: its fields, and how many values are drawn."""
@@ -232,33 +210,30 @@ def _chosen(
     fixed: Mapping[str, str],
 ) -> tuple[str, str | None, str | None]:
     """The fields to draw: those given, then the longest axes."""
-    grid = sweep.grid
+    grid, numeric, words = sweep.grid, list[str](), list[str]()
     named = [("--x", x), ("--y", y), ("--by", by), *(("--fix", f) for f in fixed)]
-    fields = [field for _, field in named if field is not None]
+    given = [field for _, field in named if field is not None]
     for option, field in named:
         if field is not None:
             sweep.check_field(option, field)
-    used = {grid.dimension_of(field) for field in fields}
-    if len(used) < len(fields):
+    used = {grid.dimension_of(field) for field in given}
+    if len(used) < len(given):
         raise ValueError(
             "--x, --y, --by and --fix must be different axes that are not zipped, got "
-            f"{tuple(fields)}"
+            f"{tuple(given)}"
         )
-    free = sorted(set(range(len(grid.shape))) - used, key=lambda d: -grid.shape[d])
-    numeric, words = list[str](), list[str]()
-    for inside in (grid.dimensions[dimension] for dimension in free):
+    free = set(range(len(grid.shape))) - used
+    for dimension in sorted(free, key=lambda d: -grid.shape[d]):
+        inside = grid.dimensions[dimension]
         numbers = [field for field in inside if not sweep.is_words(field)]
-        moving = [field for field in numbers if np.ptp(grid.points[field]) > 0]
-        if moving:
+        if moving := [field for field in numbers if np.ptp(grid.points[field]) > 0]:
             numeric.append(moving[0])
-        elif grid.points[inside[0]].size > 1 and inside[0] != QUANTITY:
+        elif grid.shape[dimension] > 1 and inside[0] != QUANTITY:
             words.append(inside[0])
-    if x is None:
-        if not numeric:
-            raise ValueError("--x must be an axis of numbers, but there is none")
-        x = numeric.pop(0)
-    if sweep.is_words(x):
-        raise ValueError(f"--x must be an axis of numbers, got {x!r}")
+    x = x or next(iter(numeric), None)
+    if x is None or sweep.is_words(x):
+        raise ValueError(f"--x must be an axis of numbers, got {x or 'none'}")
+    numeric = [field for field in numeric if field != x]
     wants_map = kind in ("contours", "heatmap")
     if kind is None and numeric:
         lengths = [grid.points[f].size for f in (x, numeric[0])]
@@ -278,46 +253,48 @@ def _over_axes(
     y: str | None,
     by: str | None,
     fixed: Mapping[str, str],
-    *,
     levels: Sequence[float] | None,
     mark: Mapping[str, str] | None,
-    iso_lines: bool,
+    has_iso_lines: bool,
 ) -> Any:
     """A figure over one or two axes, for some values of another one."""
     grid, drawn = sweep.grid, [field for field in (x, y, by) if field is not None]
     held, values = sweep.held(drawn, fixed)
-    places: dict[int, Any] = {d: np.asarray(place) for d, place in held.items()}
     title, value = sweep.title(values, drawn), _ANSWERS[sweep.quantity(values)]
     across, points = _ordered(grid.points[x])
-    places[grid.dimension_of(x)] = across
+    up, y_points = _ordered(grid.points[y]) if y is not None else (np.zeros(1, int), [])
     labels = [sweep.label(x, across.size), value]
-    series, names = np.zeros(1), [""]
+    some, names = np.zeros(1, int), [""]
     if by is not None:
         every = grid.points[by]
         some = _evenly(every.size, len(_STYLES) if y is None else _MAX_PANELS)
         some = some[np.argsort(every[some], kind="stable")]
-        series, names = every[some], [figures.number(v) for v in every[some]]
-        is_map = y is not None
-        places[grid.dimension_of(by)] = some.reshape(-1, 1, *([1] * is_map))
-        if y is not None and some.size < every.size:
-            title += f"; {some.size} of {every.size:,} values of {_short(by)}"
+        names = [figures.number(value) for value in every[some]]
+    # The dimensions of a line: its row and its column; of a panel, three.
+    places: dict[int, Any] = {**held, grid.dimension_of(x): across}
+    if y is not None:
+        places[grid.dimension_of(y)] = up[:, None]
+    if by is not None:
+        places[grid.dimension_of(by)] = some[:, None, None]
+    answers = sweep.answers[grid.index(places)]
+    answers = answers.reshape(some.size, up.size, across.size)
     if y is None:
-        answers = np.atleast_2d(sweep.answers(grid.index(places)))
-        legend = sweep.label(by, series.size) if by is not None else ""
-        return _lines(points, answers, names, [*labels, title], legend)
-    upward, y_points = _ordered(grid.points[y])
-    places[grid.dimension_of(y)] = upward[:, None]
-    labels.insert(1, sweep.label(y, upward.size))
-    answers = sweep.answers(grid.index(places)).reshape(-1, upward.size, across.size)
+        legend = sweep.label(by, some.size) if by is not None else ""
+        return _lines(points, answers[:, 0], names, [*labels, title], legend)
+    labels.insert(1, sweep.label(y, up.size))
+    stars = list[tuple[int, float, float]]()
     if by is not None:
         names = [f"{_short(by)} = {name}" for name in names]
+        if some.size < grid.points[by].size:
+            title += f"; {some.size} of {grid.points[by].size:,} values of {_short(by)}"
     if levels:
         given = _validation.positive_array("--levels", list(levels))
         levels = np.unique(given).tolist()
-    stars = _stars(mark, (x, y), by, series) if mark else []
-    labels.append(title)
-    axes = points, y_points
-    return _maps(axes, answers, names, labels, levels or None, stars, iso_lines)
+    if mark:
+        panels = np.zeros(1) if by is None else grid.points[by][some]
+        stars = _stars(mark, (x, y), by, panels)
+    axes = points, np.asarray(y_points)
+    return _maps(axes, answers, names, [*labels, title], levels, stars, has_iso_lines)
 
 
 def _stars(
@@ -437,14 +414,16 @@ def _maps(
     every = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
     colors = matplotlib("matplotlib.colors")
     norm = (colors.LogNorm if high > 5 * low else colors.Normalize)(low, top)
-    levels = figures.round_levels(low, high) if levels is None else levels
+    levels = levels or figures.round_levels(low, high)
     levels = [level for level in levels if low < level < high]
-    drawn = None
+    has_lines, drawn = bool(iso_lines and levels), None
+    effects = matplotlib("matplotlib.patheffects")
+    outline = effects.withStroke(linewidth=3, foreground="white")
     for axes, panel, name in zip(every, answers, names, strict=True):
         axes.set_facecolor("#e4e4e4")
         known = np.ma.masked_invalid(np.where(panel > 0, panel, low))
         style: dict[str, Any] = {"cmap": _MAP, "norm": norm}
-        if iso_lines and levels:
+        if has_lines:
             bands = [low, *levels, top]
             drawn = axes.contourf(x, y, known, bands, alpha=0.75, **style)
         else:
@@ -452,8 +431,12 @@ def _maps(
             drawn = axes.pcolormesh(x, y, known, **style)
         figures.scale_axis(axes, "x", x, crowd=panels)
         figures.scale_axis(axes, "y", y)
-        if iso_lines and levels:  # after the scales, which rotate the labels
-            _iso_lines(axes, x, y, known, levels)
+        if has_lines:  # after the scales, which rotate the labels
+            dashes = [_STYLES[i % 4][0] for i in range(len(levels))]
+            black: dict[str, Any] = {"colors": "black", "linewidths": 1.1}
+            lines = axes.contour(x, y, known, levels, linestyles=dashes, **black)
+            for text in axes.clabel(lines, fmt=figures.number, fontsize=9):
+                text.set_path_effects([outline])
         if not np.isfinite(panel).all():
             figures.note(axes, "grey: infinite")
         axes.set_xlabel(labels[0])
@@ -474,19 +457,6 @@ def _maps(
     return figure
 
 
-def _iso_lines(
-    axes: Any, x: np.ndarray, y: np.ndarray, known: Any, levels: list[float]
-) -> None:
-    """Draws labelled lines of equal answers, in black with a white outline."""
-    effects = matplotlib("matplotlib.patheffects")
-    dashes = [_STYLES[i % 4][0] for i in range(len(levels))]
-    style: dict[str, Any] = {"colors": "black", "linewidths": 1.1, "linestyles": dashes}
-    found = axes.contour(x, y, known, levels, **style)
-    named = {level: figures.number(level) for level in levels}
-    for text in axes.clabel(found, fmt=named, fontsize=9):
-        text.set_path_effects([effects.withStroke(linewidth=3, foreground="white")])
-
-
 # --- The Pareto front: settings that no other setting beats in both columns ---
 
 
@@ -495,27 +465,39 @@ def _pareto(
 ) -> Any:
     """A figure of the front, and of a selection of all settings."""
     grid = sweep.grid
-    fields = _columns(sweep, x, y)
-    if QUANTITY in grid.names and QUANTITY not in fix:
-        fix = {**fix, QUANTITY: str(grid.points[QUANTITY][0])}
+    numeric = [field for field in grid.names if not sweep.is_words(field)]
+    y = y or sweep.value
+    if x is None:
+        others = [field for field in numeric if field != y]
+        if not others:
+            raise ValueError("a Pareto front needs an axis of numbers besides --y")
+        x = next((f for f in others if f.endswith("noise_multiplier")), others[0])
+    for option, field in (("--x", x), ("--y", y)):
+        if field not in (sweep.value, *numeric):
+            sweep.check_field(option, field)
+            raise ValueError(f"{option} must be a column of numbers, got {field!r}")
+    if x == y:
+        raise ValueError(f"--x and --y must differ, got {x!r} twice")
+    fields = x, y
+    if QUANTITY in grid.names:
+        fix = {QUANTITY: str(grid.points[QUANTITY][0]), **fix}
     held = {f: v for f, v in sweep.held([], fix)[1].items() if f in fix}
     costs = ("epsilon", "delta", "noise_multiplier")  # smaller ones are better
     named = (sweep.description[QUANTITY] if f == sweep.value else f for f in fields)
     signs = np.where([name.rpartition(".")[2] in costs for name in named], 1.0, -1.0)
     every = max(1, grid.size // _MAX_DOTS)
-    front, dots, start = np.empty((0, 2)), [], 0
-    names = [*grid.names, sweep.value]
-    for block in read_columns(sweep.path, names, num_rows=grid.size):
-        columns = [block[field] for field in fields]
-        good = np.ones(columns[0].size, bool)
+    front, dots = np.empty((0, 2)), []
+    for start in range(0, grid.size, _BLOCK):
+        index = np.arange(start, min(start + _BLOCK, grid.size))
+        columns = {**grid.values(index), sweep.value: sweep.answers[index]}
         for field, value in held.items():
-            good &= block[field] == value
-        rows = np.flatnonzero(good)
-        points = np.stack([column[rows] for column in columns], axis=1).astype(float)
-        dots.append(points[(rows + start) % every == 0])
+            chosen = columns[field] == value
+            columns = {name: column[chosen] for name, column in columns.items()}
+            index = index[chosen]
+        points = np.stack([columns[field] for field in fields], axis=1).astype(float)
+        dots.append(points[index % every == 0])
         both = np.concatenate([front, points])
         front = both[figures.front_of(*(both * signs).T)]
-        start += good.size
     if not front.size:
         raise ValueError("no setting is finite in both columns")
     front = front[np.argsort(front[:, 0])]
@@ -541,22 +523,3 @@ def _pareto(
     drawn = [field for field in (*fields, *grid.names) if field not in held]
     axes.set_title(sweep.title(held, drawn), fontsize=10, loc="left")
     return figure
-
-
-def _columns(sweep: SweepTable, x: str | None, y: str | None) -> tuple[str, str]:
-    """The two columns to compare, both of numbers."""
-    numeric = [field for field in sweep.grid.names if not sweep.is_words(field)]
-    y = y or sweep.value
-    others = [field for field in numeric if field != y]
-    if x is None:
-        if not others:
-            raise ValueError("a Pareto front needs an axis of numbers besides --y")
-        noises = [f for f in others if f.endswith("noise_multiplier")]
-        x = (noises or others)[0]
-    for option, field in (("--x", x), ("--y", y)):
-        if field != sweep.value and field not in numeric:
-            sweep.check_field(option, field)
-            raise ValueError(f"{option} must be a column of numbers, got {field!r}")
-    if x == y:
-        raise ValueError(f"--x and --y must differ, got {x!r} twice")
-    return x, y

@@ -242,13 +242,13 @@ class Grid:
 
 
 # Quantity -> the fields of the request that it needs.
-_NEEDS = {
+NEEDS = {
     "epsilon": ("num_steps", "delta"),
     "delta": ("num_steps", "epsilon"),
     "noise_multiplier": ("num_steps", "epsilon", "delta"),
     "num_steps": ("epsilon", "delta"),
 }
-QUANTITIES = tuple(_NEEDS)
+QUANTITIES = tuple(NEEDS)
 EVALUATED = ("epsilon", "delta")  # the others are calibrated
 VALUE = "value"  # the column of answers if there are several quantities
 # Columns for methods other than "rdp": fields of `PrivacyInfo`. The error of a
@@ -296,7 +296,7 @@ class Sweep(Spec):
         for index, axis in enumerate(self.axes):
             _check_field(index, axis.field, self.paths)
             for quantity in self.quantities:
-                unused = axis.field in _TARGETS and axis.field not in _NEEDS[quantity]
+                unused = axis.field in _TARGETS and axis.field not in NEEDS[quantity]
                 if unused or axis.field.rpartition(".")[2] == _NOISE == quantity:
                     raise ValueError(
                         f"axes[{index}]: {axis.field!r} cannot be an axis with "
@@ -379,7 +379,7 @@ class Sweep(Spec):
 
     def request(self, quantity: str, method: str, values: Mapping[str, Any]) -> Request:
         """Returns the request for some settings: (n,) values for every axis."""
-        given = {name: getattr(self, name) for name in _NEEDS[quantity]}
+        given = {name: getattr(self, name) for name in NEEDS[quantity]}
         given |= {name: v for name, v in values.items() if name in _TARGETS}
         inside = {self.paths[n]: v for n, v in values.items() if n in self.paths}
         step = mapped(self.step, lambda path, number: inside.get(path, number))
@@ -395,7 +395,7 @@ class Sweep(Spec):
     def _check_target(self, name: str) -> None:
         """Refuses a target that is missing, superfluous or a list."""
         value = getattr(self, name)
-        needed = [q for q in self.quantities if name in _NEEDS[q]]
+        needed = [q for q in self.quantities if name in NEEDS[q]]
         if name == "num_steps" and isinstance(self.step, ComposedSteps):
             needed = []
         if needed and value is None and name not in self.grid.names:

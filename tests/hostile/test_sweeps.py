@@ -51,7 +51,10 @@ def test_an_edited_manifest_is_refused(folder, key, value):
 def test_a_damaged_shard_is_not_used(folder):
     file = folder.shard(0)
     whole = file.read_bytes()
-    for content in (b"", whole[:-1], whole + b"\0", whole[:-1] + b"\1", bytes(999)):
+    other = SweepFolder(folder.path, folder.manifest | {"hash": "0" * 64})
+    other.save(0, np.arange(float(other.size)))  # a whole shard of another sweep
+    damaged = (b"", whole[:-1], whole + b"\0", whole[:-1] + b"\1", bytes(999))
+    for content in (file.read_bytes(), *damaged):
         file.write_bytes(content)
         assert folder.load(0) is None
         with pytest.raises(ValueError, match="is missing or damaged"):

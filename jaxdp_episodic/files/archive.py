@@ -76,23 +76,6 @@ def array_names(path: Path) -> list[str]:
         return list(members)
 
 
-def array_batches(path: Path, name: str, *, rows: int) -> Iterator[np.ndarray]:
-    """Yields an array of an npz file, in C order, some rows at a time."""
-    with _opened(path) as (archive, members):
-        member = _found(members, name)
-        with archive.open(member) as stream:
-            shape, kind, _ = npy_header(stream, name, member.file_size)
-            number, *item = shape
-            size = math.prod(item) * kind.itemsize
-            for start in range(0, number, rows):
-                wanted = min(rows, number - start) * size
-                content = stream.read(wanted)
-                if len(content) < wanted:
-                    raise ValueError(f"{name} is truncated")
-                yield _values(content, kind, name).reshape(-1, *item)
-            stream.read(1)  # zipfile checks the checksum at the end
-
-
 @contextmanager
 def _opened(
     path: Path, max_bytes: int = 2**63
@@ -148,7 +131,14 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     if len(content) != claimed:
         how = "is truncated" if len(content) < claimed else "has more than it states"
         raise ValueError(f"{name} {how}")
-    values = _values(content, kind, name)
+    values = np.frombuffer(content, np.uint8).view(kind)
+    # NumPy accepts bytes that are no value of their dtype.
+    if kind.kind == "b" and values.size and values.view(np.uint8).max() > 1:
+        raise ValueError(f"{name} has booleans other than 0 and 1")
+    if kind.kind == "U":
+        points = values.view(np.dtype(np.uint32).newbyteorder(kind.byteorder))
+        if np.any((points > 0x10FFFF) | ((points >= 0xD800) & (points < 0xE000))):
+            raise ValueError(f"{name} has text that is not Unicode")
     return values.reshape(shape, order="F" if is_fortran else "C")
 
 
@@ -177,16 +167,3 @@ def npy_header(stream: Any, name: str, size: int) -> Header:
         how = "is truncated" if claimed > there else "has more than it states"
         raise ValueError(f"{name} {how}: {claimed} bytes of data claimed")
     return shape, kind, is_fortran
-
-
-def _values(content: bytes | bytearray, kind: np.dtype, name: str) -> np.ndarray:
-    """Returns the items (n,) in bytes of a dtype; raises for invalid values."""
-    values = np.frombuffer(content, np.uint8).view(kind)
-    # NumPy accepts bytes that are no value of their dtype.
-    if kind.kind == "b" and values.size and values.view(np.uint8).max() > 1:
-        raise ValueError(f"{name} has booleans other than 0 and 1")
-    if kind.kind == "U":
-        points = values.view(np.dtype(np.uint32).newbyteorder(kind.byteorder))
-        if np.any((points > 0x10FFFF) | ((points >= 0xD800) & (points < 0xE000))):
-            raise ValueError(f"{name} has text that is not Unicode")
-    return values

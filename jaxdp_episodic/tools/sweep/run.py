@@ -36,8 +36,8 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant._engine import asking_together
 from jaxdp_episodic.accountant.describe.spec import refuse_hostile
-from jaxdp_episodic.files.archive import array_batches
-from jaxdp_episodic.files.atomic import TEMPORARY, atomic_path, write_atomically
+from jaxdp_episodic.files.archive import read_arrays, read_bounded
+from jaxdp_episodic.files.atomic import TEMPORARY, atomic_file, write_atomically
 from jaxdp_episodic.files.json_file import differences, read_json
 from jaxdp_episodic.files.optional import require, require_pyarrow
 from jaxdp_episodic.files.parquet_file import record_batches
@@ -83,9 +83,19 @@ class SweepFolder:
     @classmethod
     def opened(cls, path: Path, sweep: Sweep) -> SweepFolder:
         """Returns the folder for a sweep, made if missing; refuses another sweep's."""
-        wanted = _manifest(sweep)
-        file = path / MANIFEST
-        if file.exists():
+        identity = {
+            "sweep": sweep.description(),
+            "chunk_size": sweep.chunk_size,
+            "versions": {name: _version_of(name) for name in _LIBRARIES},
+        }
+        wanted = {
+            "version": _VERSION,
+            "kind": "sweep",
+            **json.loads(json.dumps(identity)),  # turns tuples into lists
+            "num_settings": sweep.grid.size,
+            "hash": description_hash(identity),
+        }
+        if (path / MANIFEST).exists():
             known = read_manifest(path)
             if known["hash"] != wanted["hash"]:
                 found = differences(known, wanted, "there", "now")
@@ -109,7 +119,7 @@ class SweepFolder:
                 )
             path.mkdir(parents=True, exist_ok=True)
             text = json.dumps(wanted, indent=1, sort_keys=True) + "\n"
-            write_atomically(file, text)
+            write_atomically(path / MANIFEST, text)
         (path / SHARDS).mkdir(exist_ok=True)
         if (path / SHARDS).is_symlink():
             raise ValueError(f"{path / SHARDS} must not be a link")
@@ -142,10 +152,9 @@ class SweepFolder:
     def save(self, number: int, answers: np.ndarray) -> None:
         """Saves the answers (n, k) of one chunk, atomically."""
         payload = np.ascontiguousarray(answers, "<f8").tobytes()
+        content = self._digest(number, payload) + payload
         try:
-            write_atomically(
-                self.shard(number), self._digest(number, payload) + payload
-            )
+            write_atomically(self.shard(number), content)
         except FileNotFoundError:
             # Another process may have made the table and removed the shards.
             if self.table is None:
@@ -154,15 +163,13 @@ class SweepFolder:
     def load(self, number: int) -> np.ndarray | None:
         """Returns the answers (n, k) of a chunk; None if missing or damaged."""
         (start, stop), width = self.range_of(number), len(self.columns)
-        shard = self.shard(number)
+        size = _DIGEST_BYTES + 8 * width * (stop - start)
         try:
-            if shard.stat().st_size != _DIGEST_BYTES + 8 * width * (stop - start):
-                return None
-            data = shard.read_bytes()
-        except FileNotFoundError:
+            data = read_bounded(self.shard(number), size)
+        except (FileNotFoundError, ValueError):
             return None
         payload = data[_DIGEST_BYTES:]
-        if data[:_DIGEST_BYTES] != self._digest(number, payload):
+        if len(data) < size or data[:_DIGEST_BYTES] != self._digest(number, payload):
             return None
         return np.frombuffer(payload, "<f8").reshape(-1, width)
 
@@ -228,22 +235,6 @@ def saved_chunks(path: Path) -> tuple[int, int] | None:
     return sum(name.isdigit() for name in names), folder.num_chunks
 
 
-def _manifest(sweep: Sweep) -> dict[str, Any]:
-    """The manifest of a sweep."""
-    identity = {
-        "sweep": sweep.description(),
-        "chunk_size": sweep.chunk_size,
-        "versions": {name: _version_of(name) for name in _LIBRARIES},
-    }
-    return {
-        "version": _VERSION,
-        "kind": "sweep",
-        **json.loads(json.dumps(identity)),  # turns tuples into lists
-        "num_settings": sweep.grid.size,
-        "hash": description_hash(identity),
-    }
-
-
 def _version_of(name: str) -> str:
     try:
         return importlib.metadata.version(name)
@@ -254,6 +245,7 @@ def _version_of(name: str) -> str:
 # NumPy's kinds of columns of numbers and of words (Arrow gives words as objects).
 _KINDS_OF = ("iufb", "UO")
 _BLOCK = 1 << 20  # settings in memory, and in a row group of the Parquet file
+_CELL_BYTES = 512  # most of a cell in memory: a word of 100 letters takes 400
 
 
 def write_table(folder: SweepFolder) -> Path:
@@ -261,17 +253,23 @@ def write_table(folder: SweepFolder) -> Path:
     has_pyarrow = importlib.util.find_spec("pyarrow") is not None
     path = folder.path / (PARQUET if has_pyarrow else NPZ)
     try:
-        with atomic_path(path) as temporary:
+        with atomic_file(path) as file:
+            blocks = _columns(folder)
             if has_pyarrow:
-                _write_parquet(temporary, folder)
+                pyarrow, parquet = require_pyarrow(purpose="a Parquet table")
+                tables = map(pyarrow.table, blocks)
+                first = next(tables)
+                how = {"schema": first.schema, "compression": "zstd"}
+                with parquet.ParquetWriter(file, **how) as writer:
+                    for table in itertools.chain([first], tables):
+                        writer.write_table(table)
             else:
-                blocks = list(_columns(folder))
+                every = list(blocks)
                 columns: Any = {
-                    name: np.concatenate([block[name] for block in blocks])
-                    for name in blocks[0]
+                    name: np.concatenate([block[name] for block in every])
+                    for name in every[0]
                 }
-                with open(temporary, "xb") as file:
-                    np.savez(file, **columns)
+                np.savez(file, **columns)
     except ValueError:
         # Another process may have made it; see `SweepFolder.save`.
         if folder.table is None:
@@ -290,12 +288,13 @@ def read_columns(
     """
     rows = 0
     try:
-        for block in _blocks(path, names):
+        for block in _blocks(path, names, num_rows):
+            size = next(iter(block.values())).size
             for name, column in block.items():
                 is_odd = column.dtype.kind not in _KINDS_OF[name in WORD_FIELDS]
-                if is_odd or column.shape != (next(iter(block.values())).size,):
+                if is_odd or column.shape != (size,):
                     raise ValueError(f"column {name!r}")
-            rows += next(iter(block.values())).size
+            rows += size
             if num_rows is not None and rows > num_rows:
                 break
             yield block
@@ -305,11 +304,12 @@ def read_columns(
         raise ValueError(f"{path} is damaged: {error}") from None
 
 
-def _blocks(path: Path, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
+def _blocks(
+    path: Path, names: Sequence[str], num_rows: int | None
+) -> Iterator[dict[str, np.ndarray]]:
     if path.suffix == ".npz":
-        columns = [array_batches(path, name, rows=_BLOCK) for name in names]
-        for blocks in zip(*columns, strict=True):
-            yield dict(zip(names, blocks, strict=True))
+        most = 2**63 if num_rows is None else _CELL_BYTES * num_rows * len(names)
+        yield read_arrays(path, max_bytes=most, names=list(names))
         return
     for batch in record_batches(path, names, _BLOCK):
         columns = ((name, batch.column(name)) for name in names)
@@ -332,15 +332,6 @@ def _columns(folder: SweepFolder) -> Iterator[dict[str, np.ndarray]]:
             name: column.astype(kinds.get(name, np.float64))
             for name, column in zip(folder.columns, answers.T, strict=True)
         }
-
-
-def _write_parquet(path: Path, folder: SweepFolder) -> None:
-    pyarrow, parquet = require_pyarrow(purpose="a Parquet table")
-    tables = map(pyarrow.table, _columns(folder))
-    first = next(tables)
-    with parquet.ParquetWriter(path, first.schema, compression="zstd") as writer:
-        for table in itertools.chain([first], tables):
-            writer.write_table(table)
 
 
 _CHUNKS_A_DEVICE = 2  # so that a device works while answers are put together
@@ -455,10 +446,10 @@ class RayEngine:
     max_retries: int = 5  # of a task whose worker was lost
 
     def __post_init__(self) -> None:
-        needs = {"--ray-cpus": self.num_cpus, "--ray-gpus": self.num_gpus}
-        for name, value in needs.items():
-            if not np.isfinite(_validation.nonnegative_array(name, value)):
-                raise ValueError(f"{name} must be finite, got {value}")
+        for name in ("cpus", "gpus"):
+            value = getattr(self, f"num_{name}")
+            if not np.isfinite(_validation.nonnegative_array(f"--ray-{name}", value)):
+                raise ValueError(f"--ray-{name} must be finite, got {value}")
         _validation.integer_array("--ray-retries", self.max_retries, minimum=0)
 
     def __call__(self, sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
@@ -468,7 +459,16 @@ class RayEngine:
         ray = require("ray", purpose="the Ray engine", extra="ray")
         started = not ray.is_initialized()
         if started:
-            self._start(ray)
+            local = {"include_dashboard": False} if self.address == "local" else {}
+            quiet = {"log_to_driver": False, "logging_level": "error"}
+            try:
+                ray.init(address=self.address, **quiet, **local)
+            except (ConnectionError, ValueError):
+                raise
+            # Ray has no exception type for a node that does not start.
+            except Exception as error:
+                reason = _validation.one_line(error)
+                raise ConnectionError(f"Ray did not start: {reason}") from error
         try:
             needs = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
             task = ray.remote(**needs, max_retries=self.max_retries)(attempt)
@@ -486,18 +486,6 @@ class RayEngine:
         finally:
             if started:
                 ray.shutdown()
-
-    def _start(self, ray: Any) -> None:
-        local = {"include_dashboard": False} if self.address == "local" else {}
-        quiet = {"log_to_driver": False, "logging_level": "error"}
-        try:
-            ray.init(address=self.address, **quiet, **local)
-        except (ConnectionError, ValueError):
-            raise
-        # Ray has no exception type for a node that does not start.
-        except Exception as error:
-            reason = _validation.one_line(error)
-            raise ConnectionError(f"Ray did not start: {reason}") from error
 
 
 _MAX_FIRST_FAILURES = 8  # failed chunks after which a sweep without success stops

@@ -23,8 +23,7 @@ import hashlib
 import json
 import math
 import secrets
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -195,19 +194,6 @@ def in_words(price: Price) -> str:
     return f"mu {price['mu']:.5g}, floor {price['floor']:.3g}"
 
 
-def merged(runs: Iterable[ComposedSteps], times: Iterable[int]) -> ComposedSteps:
-    """Returns the composition of runs, each so many times."""
-    # Equal steps that draw independently are merged; steps in cycles stay apart.
-    counts, parts = Counter[Any](), list[tuple[Any, int]]()
-    for run, number in zip(runs, times, strict=True):
-        for step, count in zip(run.steps, run.counts, strict=True):
-            if isinstance(step, GaussianStep) and int(step.cycle) > 1:
-                parts += [(step, int(count))] * number
-            else:
-                counts[step] += number * int(count)
-    return compose(*counts.items(), *parts)
-
-
 # Cached, as a budget computes its mu by a search, and every charge reads the book.
 _budget = functools.lru_cache(maxsize=16)(gdp.GdpBudget)
 
@@ -324,11 +310,10 @@ class BookContent:
 
     def composition(self) -> ComposedSteps | None:
         """Returns the composition of all runs; None if one of them has none."""
-        texts = Counter(json.dumps(entry.about.get("steps")) for entry in self.entries)
-        if not texts or "null" in texts:
+        runs = [entry.about.get("steps") for entry in self.entries]
+        if not runs or None in runs:
             return None
-        runs = (ComposedSteps.from_dict(json.loads(text)) for text in texts)
-        return merged(runs, texts.values())
+        return compose(*((ComposedSteps.from_dict(run), 1) for run in runs))
 
     def add(self, row: Row) -> None:
         """Checks and adds the next row."""

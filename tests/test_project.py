@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_309,
+    "jaxdp_episodic": 62_292,
     "jaxdp_episodic/accountant/describe": 3_864,
     "jaxdp_episodic/accountant/losses": 5_169,
     "jaxdp_episodic/accountant/methods": 5_930,
@@ -340,7 +340,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/plan": 2_075,
     "jaxdp_episodic/tools/plots": 1_166,
     "jaxdp_episodic/tools/book": 1_101,
-    "jaxdp_episodic/tools/train": 1_273,
+    "jaxdp_episodic/tools/train": 1_256,
     "jaxdp_episodic/tools/explore": 467,
     "jaxdp_episodic/tools/cli": 2_314,
     "jaxdp_episodic/files": 1_407,

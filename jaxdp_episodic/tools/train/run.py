@@ -252,72 +252,101 @@ def run_training(
       TypeError: an argument of the wrong type.
       RunEndedError: another process has ended.
     """
-    own = OwnParts(model, learner, optimizer, rule)
+    own, wanted = OwnParts(model, learner, optimizer, rule), config.evaluation
     processes = all_processes()
-    with processes.together(), keeping_kernels():
+    is_first = processes.is_first
+    if not is_first:
+        console = Console(quiet=True)
+    elif console is None:
+        console = standard_error()
+    with processes.together(), keeping_kernels(), contextlib.ExitStack() as stack:
         # A run of which nothing was charged starts again: nothing is repeated.
         begun = resume and processes.shared_value(run_files.was_only_begun(folder))
         resume = resume and not begun
-        if processes.is_first:
-            console = console or standard_error()
-            if begun:
-                console.print("nothing was charged yet: the run starts again")
-            tables = Tables(config, base, folder=folder, features=features)
-            result = _run(
-                config, folder, resume, title, base, console, tables, own, book, on_step
-            )
+        if begun:
+            console.print("nothing was charged yet: the run starts again")
+        if is_first and resume:
+            run_files.refuse_without_run(folder)
+        elif is_first:
+            run_files.refuse_other_files(folder)
         else:
-            tables = Tables(config, base, features=features, keeps_features=False)
-            result = _run_elsewhere(config, folder, resume, tables, own, book)
-        processes.meet()  # the first process has written everything
-        return result
-
-
-def _run(
-    config: TrainingConfig,
-    folder: Path,
-    resume: bool,
-    title: str,
-    base: Path | None,
-    console: Console,
-    tables: Tables,
-    own: OwnParts,
-    book: Booking | PartOfSearch | None,
-    on_step: Callable[[StepProgress], None] | None,
-) -> Result:
-    """`run_training` in the first process."""
-    adapts = config.adaptive is not None
-    if resume:
-        run_files.refuse_without_run(folder)
-    else:
-        run_files.refuse_other_files(folder)
-    with _shown_warnings(console):
-        trainer, evaluations, size = assembled(config, tables, own)
-    with run_files.locked(folder):
-        pays = isinstance(book, Booking)
-        _refuse_other_way(folder, resume=resume, is_booked=pays)
+            stack.enter_context(_shown_warnings(console))
+        cache = folder if is_first else None
+        tables = Tables(
+            config, base, folder=cache, features=features, keeps_features=is_first
+        )
+        with _shown_warnings(console):
+            trainer, evaluations, size = assembled(
+                config, tables, own, evaluates=is_first
+            )
+        pays, paid = isinstance(book, Booking), None
+        if is_first:
+            stack.enter_context(run_files.locked(folder))
+            _refuse_other_way(folder, resume=resume, is_booked=pays)
         if resume:
+            name = book.book if is_first and book is not None else None
             with _shown_warnings(console):
-                name = None if book is None else book.book
-                step = trainer.resume(folder, book=name)
-            said = f"resumed after step {step:,}"
-            charged = step if adapts else int(trainer.budget.owed(step))
-            if charged != step:
-                said += f", within an epoch: {charged:,} steps are charged"
-            console.print(said)
-        _announce(console, trainer, size)
-        wanted, paid = config.evaluation, None
+                trainer.resume(folder, book=name)
         select = None if wanted is None else wanted.select
-        if isinstance(book, PartOfSearch):
+        if is_first:
+            _announce(console, trainer, size, is_resumed=resume)
+        if is_first and isinstance(book, PartOfSearch):
             paid = book.paid
             trainer.begin(folder, book=book.book, search=book.name)
-        elif book is not None:
+        elif is_first and isinstance(book, Booking):
             choosing_split(trainer, evaluations, select)  # an error costs nothing yet
             trainer.dry_run(evaluations)
             paid = _check_in(book, trainer, config, base, folder, title)
             entry = f"book: entry {paid.entry.number}, {paid.price}; it has paid"
             console.print(f"{entry}; nothing is paid back", highlight=False)
-        budget, taken = trainer.budget, trainer.num_steps_taken
+        with _progress(console, trainer, on_step) as shown:
+            trainer.train(
+                folder,
+                evaluations=evaluations,
+                evaluate_every=None if wanted is None else wanted.every,
+                select=select,
+                checkpoint_every=config.checkpoint_every,
+                on_step=shown,
+            )
+        if isinstance(book, Booking) and paid is not None:
+            books.check_out(book.where, folder, paid, steps=trainer.num_steps_taken)
+        without: dict[str, dict[str, Any]] = {}
+        if wanted is not None and wanted.without_noise:
+            if pays or paid is not None:
+                console.print(
+                    "not trained without noise: the next run of a book may be chosen "
+                    "only by what was released"
+                )
+            else:
+                console.print("once more without noise, to compare (not private)")
+                without = _scores_without_noise(
+                    config, trainer.budget, tables, folder, own
+                )
+        if is_first:
+            result = finished(trainer, folder, title, console, without, paid)
+        else:
+            account = reports.run_statement(trainer)
+            result = Result(trainer, account.epsilon, account.uncounted, {}, folder)
+        processes.meet()  # the first process has written everything
+        return result
+
+
+@contextlib.contextmanager
+def _progress(
+    console: Console, trainer: Trainer, on_step: Callable[[StepProgress], None] | None
+) -> Iterator[Callable[[StepProgress], None]]:
+    """Shows a run's steps; yields what is called after each."""
+    budget, taken = trainer.budget, trainer.num_steps_taken
+    adapts, first = isinstance(budget, AdaptiveBudget), len(budget.before)
+    # A step of an adaptive run may also be a noisy score.
+    what = "steps" if adapts else "gradient steps"
+    # Number of steps before those of a kind, their number, and the kind.
+    kinds = [
+        (0, first, "private statistics"),
+        (first, budget.num_steps - first, what),
+    ]
+    begun, total, what = kinds[taken >= first]
+    with ProgressBar(console, what, total, taken - begun) as bar:
 
         def shown(progress: StepProgress) -> None:
             if adapts:
@@ -330,64 +359,7 @@ def _run(
             if on_step is not None:
                 on_step(progress)
 
-        # A step of an adaptive run may also be a noisy score.
-        what = "steps" if adapts else "gradient steps"
-        first = len(budget.before)
-        # Number of steps before those of a kind, their number, and the kind.
-        kinds = [
-            (0, first, "private statistics"),
-            (first, budget.num_steps - first, what),
-        ]
-        begun, total, what = kinds[taken >= first]
-        with ProgressBar(console, what, total, taken - begun) as bar:
-            trainer.train(
-                folder,
-                evaluations=evaluations,
-                evaluate_every=None if wanted is None else wanted.every,
-                select=select,
-                checkpoint_every=config.checkpoint_every,
-                on_step=shown,
-            )
-        if isinstance(book, Booking) and paid is not None:
-            books.check_out(book.where, folder, paid, steps=trainer.num_steps_taken)
-        without = {}
-        bare = wanted is not None and wanted.without_noise
-        if bare and paid is not None:
-            console.print(
-                "not trained without noise: the next run of a book may be chosen only "
-                "by what was released"
-            )
-        elif bare:
-            console.print("once more without noise, to compare (not private)")
-            bare_config = _bare(config, budget)
-            without = _scores_without_noise(bare_config, tables, folder, own)
-        return finished(trainer, folder, title, console, without, paid)
-
-
-def _run_elsewhere(
-    config: TrainingConfig,
-    folder: Path,
-    resume: bool,
-    tables: Tables,
-    own: OwnParts,
-    book: Booking | PartOfSearch | None,
-) -> Result:
-    """`run_training` in the other processes, which write and evaluate nothing."""
-    wanted = config.evaluation
-    with _shown_warnings(Console(quiet=True)):
-        trainer, *_ = assembled(config, tables, own, evaluates=False)
-        if resume:
-            trainer.resume(folder)
-        trainer.train(folder)
-        if wanted is not None and wanted.without_noise and book is None:
-            bare_config = _bare(config, trainer.budget)
-            bare, *_ = assembled(bare_config, tables, own, evaluates=False)
-            bare.train(folder)
-    budget, taken = trainer.budget, trainer.num_steps_charged
-    if isinstance(trainer.budget, AdaptiveBudget):
-        return Result(trainer, budget.epsilon, budget.epsilon, {}, folder)
-    uncounted = reports.epsilon_without_last_stage(budget, taken)
-    return Result(trainer, float(budget.spent(taken)), uncounted, {}, folder)
+        yield shown
 
 
 @contextlib.contextmanager
@@ -400,11 +372,28 @@ def _shown_warnings(console: Console) -> Iterator[None]:
 
 
 def _scores_without_noise(
-    bare: TrainingConfig, tables: Tables, folder: Path, own: OwnParts
+    config: TrainingConfig,
+    budget: PrivacyBudget,
+    tables: Tables,
+    folder: Path,
+    own: OwnParts,
 ) -> dict[str, dict[str, Any]]:
     """Trains without noise, in a folder that is removed; returns the last scores."""
-    trainer, evaluations, _ = assembled(bare, tables, own)
+    steps, is_first = config.num_steps, all_processes().is_first
+    if steps is None and config.model is not None:
+        steps = budget.num_steps
+    bare = dataclasses.replace(
+        config,
+        epsilon=float("inf"),
+        num_steps=steps,
+        step=dataclasses.replace(config.step, noise_multiplier=None),
+        noise="gaussian",
+    )
+    trainer, evaluations, _ = assembled(bare, tables, own, evaluates=is_first)
     temporary = folder / "without-noise"
+    if not is_first:  # it writes and evaluates nothing
+        trainer.train(temporary)
+        return {}
     shutil.rmtree(temporary, ignore_errors=True)  # a killed run may have left it
     try:
         trainer.train(temporary, checkpoint_every=trainer.budget.num_steps)
@@ -414,24 +403,18 @@ def _scores_without_noise(
     return {n: score(learner, params)._asdict() for n, score in evaluations.items()}
 
 
-def _bare(config: TrainingConfig, budget: PrivacyBudget) -> TrainingConfig:
-    """The config without noise."""
-    steps = config.num_steps
-    if steps is None and config.model is not None:
-        steps = budget.num_steps
-    return dataclasses.replace(
-        config,
-        epsilon=float("inf"),
-        num_steps=steps,
-        step=dataclasses.replace(config.step, noise_multiplier=None),
-        noise="gaussian",
-    )
-
-
-def _announce(console: Console, trainer: Trainer, size: int) -> None:
+def _announce(
+    console: Console, trainer: Trainer, size: int, *, is_resumed: bool
+) -> None:
     """Prints what the run will do, whom it protects, and the expected contributions."""
-    budget, lines = trainer.budget, list[str]()
+    budget, lines, taken = trainer.budget, list[str](), trainer.num_steps_taken
     step, number, limit = budget.step, 0, ""
+    if is_resumed:
+        lines.append(f"resumed after step {taken:,}")
+        if not isinstance(trainer.budget, AdaptiveBudget):
+            charged = int(budget.owed(taken))
+            if charged != taken:
+                lines[0] += f", within an epoch: {charged:,} steps are charged"
     if isinstance(trainer.budget, AdaptiveBudget):
         now = trainer.ledger.now
         lines.append(f"{size:,} parameters; the run chooses among")

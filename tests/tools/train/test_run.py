@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -172,15 +173,15 @@ def test_resume(train, finished, tmp_path, capsys, config):
 def test_a_run_that_ended_before_any_charge_starts_again(
     train, finished, tmp_path, capsys, monkeypatch
 ):
-    out, resumed = tmp_path / "out", []
+    out = tmp_path / "out"
     out.mkdir()
     budget = PlainBudget(flat_step(), 8.0, 1e-5, 3, 3)
-    monkeypatch.setattr(run, "_run", lambda *given: resumed.append(given[2]) or "")
-    for charges in (0, 1):
+    for charges, check in enumerate(("refuse_other_files", "refuse_without_run")):
+        monkeypatch.setattr(run.run_files, check, Mock(side_effect=ValueError(check)))
         charged_run(out / "run.sqlite", budget, charges)
-        assert train("--resume") == 0
-        assert ("the run starts again" in capsys.readouterr().err) == (charges == 0)
-    assert resumed == [False, True]
+        assert train("--resume") == 2
+        said = capsys.readouterr().err
+        assert check in said and ("the run starts again" in said) == (charges == 0)
 
 
 @pytest.mark.parametrize(

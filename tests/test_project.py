@@ -318,14 +318,14 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_292,
-    "jaxdp_episodic/accountant/describe": 3_864,
+    "jaxdp_episodic": 62_141,
+    "jaxdp_episodic/accountant/describe": 3_787,
     "jaxdp_episodic/accountant/losses": 5_169,
     "jaxdp_episodic/accountant/methods": 5_930,
     "jaxdp_episodic/accountant/numerics": 3_144,
     "jaxdp_episodic/accountant/questions": 6_080,
     "jaxdp_episodic/accountant/bounds": 1_760,
-    "jaxdp_episodic/accountant/interop": 1_714,
+    "jaxdp_episodic/accountant/interop": 1_640,
     "jaxdp_episodic/accountant/report": 2_057,
     "jaxdp_episodic/trainer/data": 3_492,
     "jaxdp_episodic/trainer/draw": 1_481,

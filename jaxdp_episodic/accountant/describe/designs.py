@@ -96,23 +96,21 @@ class WithoutReplacement(LevelScheme):
     ``min(size, population) / population``. All children of a parent with fewer than
     ``size`` are sampled (rate 1).
 
-    ``population`` is the number of children of every parent in the larger of the two
-    neighbouring data sets, *or a public lower bound on it*: a smaller value is safe,
-    because it only increases the rate. Under ``zero_out`` it is the number of *slots*
-    to sample from, empty ones included: a public upper bound on the filled ones. Every
-    step samples again and in secret.
+    Every step samples again and in secret.
 
     Attributes:
       name: the level's name, e.g. ``"pupil"``.
       size: whole number >= 1 (scalar or array).
-      population: whole number >= 1 (scalar or array), or None if the step has a
-        `Population`, whose sizes replace it.
+      population: the number of children of every parent in the larger of the two
+        neighbouring data sets, *or a public lower bound on it*, which is safe. Under
+        ``zero_out`` the number of *slots* to sample from, empty ones included. Whole
+        number >= 1 (scalar or array), or None if the step has a `Population`, whose
+        sizes replace it.
       population_is_exact: states that ``population`` is the exact number of children of
         *every* parent in the larger neighbour. Under ``add_remove`` a sample with
         ``size >= population`` costs no more than full participation only if this is
-        stated: a lower bound does not show that everybody is sampled, and sampling all
-        but one costs more than sampling all. A `Population` does not state it at the
-        protected level, because a unit may join the data that it lists.
+        stated: sampling all but one costs more than sampling all. A `Population` does
+        not state it at the protected level, because a unit may join.
 
     Raises:
       ValueError: a reserved name, or population_is_exact without a population.
@@ -139,17 +137,14 @@ class RandomAllocation(LevelScheme):
     """Random allocation: each unit is in one uniformly random step of every epoch.
 
     Also called balls and bins. At the start of every epoch the step of each unit is
-    chosen uniformly, independently of all others and in secret. So an epoch uses all
-    units, and batch sizes vary. A run of ``num_steps`` steps consists of whole epochs
-    and possibly a part of one more, whose length is fixed in advance. If a run stops
-    within an epoch *because of its releases*, the whole epoch is charged.
+    chosen uniformly, independently of all others and in secret. A run of ``num_steps``
+    steps consists of whole epochs and possibly a part of one more, whose length is
+    fixed in advance: docs/draws.md, "A part of an epoch".
 
     For two steps of an epoch or more, method "exact" returns the certified upper bound
-    of "pld", and `PrivacyInfo` says so. See docs/theory.md, "Epochs".
-
-    Preconditions beyond those of `MultistageSampling`: every epoch allocates again (the
-    same allocation in all epochs is *not* covered), and a step releases a sum, possibly
-    divided by a constant but never by the actual batch size.
+    of "pld", and `PrivacyInfo` says so. See docs/theory.md, "Epochs", also for the
+    preconditions: the same allocation in all epochs is *not* covered, nor are sums
+    divided by the actual batch size.
 
     Attributes:
       name: the level's name. It must be the first level and the clip unit.
@@ -180,9 +175,8 @@ class RandomAllocation(LevelScheme):
 class ShuffledEpochs(LevelScheme):
     """Shuffled epochs: batches of nearly equal size in random order.
 
-    Most training loops do this. *No amplification is known* for it: an epoch, whether
-    complete or not, costs as much as one step without sampling. `RandomAllocation` uses
-    every unit equally often and costs far less.
+    *No amplification is known* for it: an epoch, whether complete or not, costs as much
+    as one step without sampling. `RandomAllocation` costs far less.
 
     Attributes:
       name: the level's name. It must be the first level and the clip unit.
@@ -256,24 +250,13 @@ class MultistageSampling(Design):
     samples schools, then pupils of each sampled school. The step, not the sampling,
     says what is clipped and who is protected.
 
-    The accountant's guarantees hold under these preconditions:
-
-    * *Locality.* A clipped contribution is a function of its own unit's sampled
-      content, the current model, public data and fresh randomness. It does not depend
-      on other units, on data that were not sampled, or on actual sizes. If
-      contributions interact (support and query, a softmax over the ways, batch
-      statistics) the clip unit must contain the whole interaction.
-    * *Public unit lists.* Units above the protected level are on a public list. An
-      emptied unit stays on it, is sampled at the same rate and contributes zero. Under
-      ``add_remove`` no unit is dropped because of its size.
-    * *Slots.* Under ``zero_out`` public slots are sampled, whether they are filled or
-      not, and a contribution whose sampled content has a null is 0.
-    * *One path each.* Every protected unit lies under exactly one path of the tree.
-    * *Unequal units.* The guarantee is that of the path with the largest epsilon. Give
-      the step a `Population`, to have every path evaluated, or a ``population`` that is
-      a lower bound for all units of the level.
-    * *Fixed in advance.* Rates, noise and number of steps do not depend on releases.
-      Every step samples again and in secret.
+    The guarantee holds under the preconditions of docs/theory.md, which nothing checks:
+    *locality* (a clipped contribution depends on its own unit's sampled content only),
+    *public lists* of the units above the protected level (emptied ones stay), *slots*
+    under ``zero_out``, *one path* to each protected unit, and rates, noise and number
+    of steps *fixed in advance*. Every step samples again and in secret. If units are
+    unequal, give the step a `Population`, to have every path evaluated, or a
+    ``population`` that is a lower bound for all units of the level.
 
     Attributes:
       levels: the schemes, top to bottom; at least one, with different names.
@@ -392,12 +375,10 @@ class PeopleBlocks(Design):
     * *Slots.* Under ``zero_out`` an episode's choices depend on slots only, whether
       filled or not. If they depend on the data (classes with enough drawings), use
       "replace_one".
-    * *With bounds* (``people=`` of the step), which make the probability that an
-      episode holds the person smaller than 1: each of a block's episodes samples
-      classes and examples independently, among public slots, filled or not, without
-      looking at their content. If an episode's choices depend on the data (classes
-      with enough drawings in this block), or if two episodes of a block divide classes
-      or examples between them, give no bounds.
+    * *With bounds* (``people=`` of the step): each of a block's episodes samples
+      classes and examples independently, among public slots, without looking at their
+      content. If choices depend on the data, or if two episodes of a block divide
+      classes or examples between them, give no bounds.
 
     Attributes:
       num_people: length of the public list of people, whole number >= 1.
@@ -462,12 +443,11 @@ class GroupedClasses(Design):
     ``examples`` samples support and query of each class in an episode together:
     ``size`` is shots plus queries, and the two are disjoint.
 
-    Preconditions beyond those of `MultistageSampling`: each episode's contribution (its
-    gradient) is clipped as a whole; the list of classes is public, and an emptied class
-    keeps its place in the partition; the partition is fresh in every step and does not
-    look at the data. Under ``zero_out`` the pool consists of ``num_classes`` slots, and
-    an episode contributes 0 if it has a null class or samples a null example. If
-    classes are protected, the step is then the Poisson-sampled Gaussian mechanism.
+    Preconditions beyond those of `MultistageSampling`: each episode's contribution is
+    clipped as a whole; an emptied class keeps its place in the partition, which is
+    fresh in every step and does not look at the data. Under ``zero_out`` the pool
+    consists of ``num_classes`` slots, and an episode contributes 0 if it has a null
+    class or samples a null example.
 
     Attributes:
       num_classes: size of the public pool of classes, whole number >= 1.

@@ -54,11 +54,10 @@ class Population(Spec):
     Level 0 is the root, level 1 the primary units, the last level the examples. Create
     one with `from_sizes` or `from_ids`.
 
-    The sizes are those of the actual data and determine the rates along every path. So
-    all results are about this data set and its neighbours; under ``add_remove`` the
+    All results are about this data set and its neighbours; under ``add_remove`` the
     sizes just above the protected level are themselves private. Units without children
-    are kept: they are on the public list, and under ``add_remove`` a unit may join
-    them. Under ``zero_out`` the tree consists of public *slots*, including empty ones.
+    are kept: they are on the public list, and a unit may join them. Under ``zero_out``
+    the tree consists of public *slots*, including empty ones.
 
     Attributes:
       children_counts: one int64 array per level; entry ``u`` of ``children_counts[j]``
@@ -69,7 +68,6 @@ class Population(Spec):
         Only labels: ``==`` and ``to_dict`` ignore them.
 
     Raises:
-      TypeError: counts or names of the wrong type.
       ValueError: inconsistent counts, repeated or reserved names.
     """
 
@@ -135,7 +133,6 @@ class Population(Spec):
             the last ones have no name.
 
         Raises:
-          TypeError: a leaf that is not a number.
           ValueError: different depths, no leaf, a negative or fractional leaf.
         """
         counts: list[np.ndarray] = []
@@ -171,20 +168,15 @@ class Population(Spec):
         this is the default: ``from_ids(school=s)`` has schools and, in an unnamed level
         below them, one unit for each record.
 
-        Ids are global: the same id under two parents is one unit with two parents, and
-        raises, because a unit must lie under one path. If ids are local (class 0, 1,
-        ... within every school), make them global first, for example with
-        ``np.unique(np.stack([school, class_]), axis=1, return_inverse=True)[1]``, or
-        for classes numbered below 1000, ``1000 * school + class_``.
-
-        A table does not contain units without records. If the public list has such
-        units, use `from_sizes`.
+        Ids are global: the same id under two parents raises. If ids are local (class 0,
+        1, ... within every school), make them global first, for example with
+        ``np.unique(np.stack([school, class_]), axis=1, return_inverse=True)[1]``. If
+        the public list has units without records, use `from_sizes`.
 
         Args:
           **ids: (R,) integers or strings, the same R >= 1 for all levels.
 
         Raises:
-          TypeError: ids that are neither integers nor strings.
           ValueError: no arrays or records, unequal lengths, or an id under two parents.
         """
         names = tuple(ids)
@@ -213,10 +205,7 @@ class Population(Spec):
 
         Keys are level names, or "level 2" for a level without a name. Values are ids,
         or the unit's number among all units of its level if the tree has no ids.
-
-        Args:
-          level: the unit's level, 1 to ``num_levels``.
-          index: the unit's number within its level, from 0.
+        ``level`` is 1 to ``num_levels``, and ``index`` counts from 0 within it.
         """
         _validation.whole_number("level", level, maximum=self.num_levels)
         last = self.num_units(level) - 1
@@ -241,11 +230,8 @@ class Population(Spec):
 
         The largest number of units of ``clip_level`` below any one unit of
         ``unit_level``, 1 <= unit_level < clip_level, that one sample by these schemes
-        (top to bottom) can contain. Without replacement these are the ``size`` children
-        with the most contributions; under Poisson sampling, all children. *Exact* for
-        the units of this tree, and at least 1; int64 of the broadcast shape of the
-        sizes. It does not bound units outside the tree: under ``add_remove`` use the
-        public bound of `max_contributions` in ``rates``.
+        (top to bottom) can contain. *Exact* for the units of this tree, and at least 1;
+        int64 of the broadcast shape of the sizes. It does not bound units outside.
         """
         last = min(self.num_levels, len(sampling_levels))
         _validation.whole_number("clip_level", clip_level, minimum=2, maximum=last)
@@ -403,29 +389,22 @@ def _checked_names(names: Any, *, num_levels: int) -> tuple[str, ...]:
 class PersonBounds(Spec):
     """Public bounds on one person's examples, for ``privacy_unit="person"``.
 
-    A person owns a set of examples anywhere in the tree: in several classes and several
-    tasks. Each field is a *public upper bound* that holds for everybody; the actual
-    numbers may stay private. The guarantee does not hold for a person beyond the
-    bounds. So enforce them before training, by a rule that looks at one person alone;
-    every example has one owner. Under "zero_out" and "replace_one" the rule looks at
-    the person's slots only, never at their content.
-
-    With ``privacy_unit="original"`` the bounds are those of the copies of one example.
+    Each field is a *public upper bound* that holds for everybody; actual numbers may
+    stay private. The guarantee does not hold for a person beyond the bounds, so enforce
+    them before training; docs/theory.md, "People", says how. With
+    ``privacy_unit="original"`` the bounds are those of the copies of one example.
 
     A sampling of one level needs ``examples``; one of two levels ``examples`` and
     ``classes``; one of three levels all bounds; `GroupedClasses` the first two. A bound
-    without a level in the sampling raises, because it would change the meaning of the
-    others.
+    without a level in the sampling raises.
 
     Attributes:
       examples: largest number of one person's examples within one unit of the level
         above examples (a class), or in all without such a level. Whole number >= 1
         (scalar or array), as are all bounds.
       classes: largest number of units of the level above examples that have examples of
-        one person, within one unit of the level above them (a task), or in all without
-        such a level.
-      tasks: largest number of units of the level above classes that have examples of
-        one person.
+        one person, within one unit of the level above them (a task), or in all.
+      tasks: largest number of units of the level above classes that have some.
 
     Raises:
       ValueError: no bound at all.

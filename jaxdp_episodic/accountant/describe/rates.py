@@ -120,14 +120,12 @@ def inclusion_rates(
 ) -> np.ndarray:
     """Returns the probability that a unit of the last level takes part in a step.
 
-    The product of the rates of all levels; for `IndependentEpisodes` the probability of
-    being in at least one episode. *Exact* for exact sizes and an *upper bound* for
-    lower bounds on sizes, for `GroupedClasses`, whose left-out classes are ignored, and
-    for `PeopleBlocks`: the sum over a block's episodes, without left-out people.
+    *Exact* for exact sizes and an *upper bound* for lower bounds on sizes, for
+    `GroupedClasses`, whose left-out classes are ignored, and for `PeopleBlocks`: the
+    sum over a block's episodes, without left-out people.
 
-    Use it for reports only, not as the rate of a privacy profile: levels above the clip
-    unit only multiply delta, and an epsilon computed with their product as a sampling
-    rate is too small.
+    Use it for reports only: an epsilon computed with it as a sampling rate is too
+    small. See docs/theory.md, "Why the product rate alone is wrong".
 
     Returns:
       float64 of the sampling's shape; with a ``population``, a last axis over the

@@ -111,32 +111,23 @@ def disjoint(
 ) -> DisjointParts:
     """Returns runs on disjoint parts of the data, of which the most expensive counts.
 
-    ``disjoint({"spring": step_a, "autumn": step_b})``. Each unit's data are in one part
-    only. So at each delta the cost is that of the most expensive part, not the sum
-    (parallel composition). The parts may run in any order, and each may use the
-    releases of the others.
+    ``disjoint({"spring": step_a, "autumn": step_b})``. At each delta the cost is that
+    of the most expensive part, not the sum (parallel composition). The parts may run in
+    any order, and each may use the releases of the others.
 
-    Conditions that the library cannot check:
-
-    * No protected unit is in two parts: no person with ``privacy_unit`` "person", no
-      class if classes are protected, no copies of one example with "original".
-    * The part of a unit does not depend on the data of others. A fixed list, a date of
-      the record itself or a hash of its name are covered; a cluster computed from the
-      data, or "the first thousand", is not.
-    * Noise, rates and numbers of steps of all parts are fixed in advance.
+    Conditions that nothing checks: no protected unit is in two parts; the part of a
+    unit does not depend on the data of others, as a cluster or "the first thousand"
+    does; noise, rates and numbers of steps of all parts are fixed in advance.
 
     Args:
       parts: name of each part -> its step, release or run made by `compose`, all with
         the same privacy unit and relation. A release that uses the data of all parts
         belongs in the run of every part.
-      membership: "fixed" if no change of the data moves a unit to another part (the
-        part belongs to a place or a list); "content" if the record's content determines
-        its part. Under replace_one it must be "fixed", because a record with new
-        content may be in another part, and then two parts change. Under add_remove both
-        are covered. Under zero_out slots belong to parts, so it is "fixed".
+      membership: "fixed" if no change of the data moves a unit to another part;
+        "content" if the record's content determines its part, which only add_remove
+        covers. It must be given under replace_one.
 
     Raises:
-      TypeError: a part that is no step, release or composed run.
       ValueError: no parts, parts that protect different units, or a missing membership.
       NotImplementedError: membership "content" under zero_out or replace_one.
 

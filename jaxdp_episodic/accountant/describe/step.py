@@ -59,18 +59,12 @@ class Bands(Spec):
     ``t`` samples only from group ``t % count``. A share of the noise of each step is
     subtracted from the next ``count - 1`` steps. A unit takes part in every
     ``count``-th step at most, so a run costs at most ``ceil(num_steps / count)`` steps
-    of the unit's group. See docs/theory.md, "Correlated noise".
+    of the unit's group.
 
-    Preconditions, in addition to those of the step and its sampling:
-
-    * *The rule* uses only public facts of the unit, and never changes. Under
-      ``add_remove`` it is a hash of the unit's public id, or the place on a public
-      list; otherwise the place of the unit's slot within its parent. It may also be
-      drawn once a run, in secret and independently of the data. A rule that uses the
-      unit's content, or which units are present, is *not* covered.
-    * *One noise multiplier* in all steps, and a number of steps fixed in advance.
-    * *Fresh randomness* in every step (with `RandomAllocation`, in every epoch of every
-      group).
+    Preconditions, in addition to those of the step: the rule uses only public facts of
+    the unit, or is drawn once a run, in secret, and never changes; one noise multiplier
+    in all steps, whose number is fixed in advance; fresh randomness in every step. See
+    the table in docs/theory.md, "Correlated noise".
 
     Attributes:
       count: number of bands and of groups, whole number >= 1; 1 is independent noise.
@@ -200,15 +194,10 @@ class GaussianStep(Spec):
     and in ``sampling``, may be arrays. They broadcast together, so that one step
     describes one setting or many.
 
-    The constructor cannot check these preconditions of the guarantee:
-
-    * *Locality.* A clipped contribution depends only on the sampled content of its own
-      unit, the current model, public data and fresh randomness. If examples interact
-      (support and query, a softmax over classes, batch statistics) the clip unit must
-      contain the whole interaction: the episode or task.
-    * *Fixed in advance.* Rates, noise and number of steps do not depend on releases,
-      and every step (with epoch schemes, every epoch) samples again.
-    * The preconditions in the docstring of ``sampling``.
+    The guarantee holds under the preconditions in the docstring of ``sampling`` and in
+    docs/theory.md, which nothing checks. If examples interact (support and query, a
+    softmax over classes, batch statistics) the clip unit must contain the whole
+    interaction: the episode or task.
 
     Attributes:
       sampling: a `MultistageSampling`, `GroupedClasses`, `IndependentEpisodes` or
@@ -219,23 +208,17 @@ class GaussianStep(Spec):
         of a one-level sampling. Otherwise it is required.
       privacy_unit: the protected unit. Either a level (default: the last one), or
         "person": all examples of a person, who may be in several units, at most as many
-        as ``people`` says. `PeopleBlocks` protects people only. If every person is one
-        unit of a level, name that level instead. Or "original": an example with all its
-        copies, such as rotations, which are examples of other classes. ``people`` then
-        says in how many: four rotations of every class are
-        ``PersonBounds(examples=1, classes=4)``.
+        as ``people`` says. `PeopleBlocks` protects people only. Or "original": an
+        example with all its copies, such as rotations, which are examples of other
+        classes: ``people=PersonBounds(examples=1, classes=4)`` for four rotations.
       neighboring_relation: "add_remove" (one unit more or less), "replace_one" (its
         content is replaced in place; a move to another group is not covered) or
-        "zero_out" (its data become null). Under zero_out units are *slots* whose number
-        is public. All sizes in the description count slots, slots are sampled whether
-        they are filled or not, and a contribution whose sampled content has a null is
-        0. One unit more or less is then a filled or an empty slot. Choose it if sizes
-        are private but have a public upper bound, or to get a smaller epsilon than
-        under replace_one. If a null is only masked within a contribution, zero_out does
-        *not* cover it.
+        "zero_out" (its data become null). Under zero_out units are *slots*: all sizes
+        count slots, which are sampled whether they are filled or not, and a
+        contribution whose sampled content has a null is 0. If a null is only masked
+        within a contribution, zero_out does *not* cover it. See docs/units.md.
       population: a `Population`, whose sizes replace those in ``sampling`` (under
-        zero_out, numbers of slots). The guarantee is that of the path with the largest
-        epsilon.
+        zero_out, numbers of slots). The path with the largest epsilon counts.
       small_units: what happens to a unit with fewer children than a sample takes.
         "error" raises (default under replace_one). "keep" samples all of its children
         (default under zero_out, where children are slots, and the only choice under
@@ -386,14 +369,8 @@ def rate_places(step: GaussianStep) -> dict[str, str]:
 def banded(step: GaussianStep, bands: Bands | None) -> GaussianStep:
     """Returns the step with correlated noise, which samples one group at a time.
 
-    The rates of ``step`` are rates *within* a group; its sizes are those of all data:
-    with ``Poisson("user", sampling_probability=0.2)`` and five groups of users, every
-    step samples a fifth of one group. All functions accept the result: a run of
-    ``num_steps`` costs what ``ceil(num_steps / bands.count)`` steps within a group do.
-
-    Args:
-      step: the step.
-      bands: see `Bands`; None for independent noise.
+    The rates of ``step`` are rates *within* a group; its sizes are those of all data.
+    All functions accept the result. ``bands=None`` is independent noise.
 
     Raises:
       NotImplementedError: groups below the protected level; people in several groups; a
@@ -478,12 +455,10 @@ def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
     """Returns the run that consists of each step the given number of times.
 
     ``compose((step_a, 300), (step_b, 200))``. The order does not matter. A step may be
-    a `GaussianStep`, a release (`LaplaceRelease`, `ApproximateDP`,
-    `ZeroConcentratedDP`) or a composed run, which is then repeated as a whole:
+    a `GaussianStep`, a release or a composed run, which is then repeated as a whole:
     ``compose((run, 3), (release, 1))``. All steps must protect the same units: the same
-    privacy unit and relation, if they have one, and the same `Population`. Each path
-    through the tree is composed over the whole run, and the maximum over paths is taken
-    last. Each (step, count) pair starts its own epochs.
+    privacy unit and relation, if they have one, and the same `Population`. Each (step,
+    count) pair starts its own epochs.
 
     Args:
       *steps_and_counts: pairs of a step and a count, a whole number >= 0. Counts

@@ -35,7 +35,7 @@ from jaxdp_episodic.accountant.interop.dp_event import (
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
 from jaxdp_episodic.accountant.losses.people import PeopleLoss
 from jaxdp_episodic.accountant.methods.rdp import answer_at_orders, rdp_bound
-from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.dominating_pair import (
@@ -204,8 +204,11 @@ RELATIONS = {
 }
 """Names of dp_accounting's neighbouring relations here."""
 
-Read = list[tuple[Any, OneStep, int]]
-
+# The targets of epsilon and of delta, and their checks.
+_TARGETS = {
+    "epsilon": ("target_delta", _validation.probability_array),
+    "delta": ("target_epsilon", _validation.nonnegative_array),
+}
 # Order that replaces order 1. Rényi divergences grow with the order, so its value is
 # an upper bound.
 _LEAST_ORDER = 1 + 1e-8
@@ -214,10 +217,9 @@ _LEAST_ORDER = 1 + 1e-8
 class EpisodicAccountant(_dp.PrivacyAccountant):
     """A ``dp_accounting.PrivacyAccountant`` that uses this package's accounting.
 
-    Equal events are counted, so composing is cheap; answers are cached until the next
-    event is composed. `from_dp_event` states which events are covered, and what
-    ``noise_multiplier`` means if records are replaced. A ``NonPrivateDpEvent`` has
-    infinite epsilon at any delta.
+    Equal events are counted, so composing is cheap. `from_dp_event` states which events
+    are covered, and what ``noise_multiplier`` means if records are replaced. A
+    ``NonPrivateDpEvent`` has infinite epsilon at any delta.
 
     Args:
       neighboring_relation: a member of dp_accounting's ``NeighboringRelation``, or
@@ -227,7 +229,6 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         real order.
 
     Raises:
-      TypeError: an argument of the wrong type.
       ValueError: a value out of range, or ``orders`` with another method than "rdp".
     """
 
@@ -252,8 +253,6 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         self._method = method
         self._counts: dict[OneStep, int] = {}
         self._is_non_private = False
-        self._known: dict[Any, Any] = {}
-        self._last_read: tuple[Any, Read] | None = None
         self._orders: np.ndarray | None = None
         if orders is None:
             return
@@ -276,37 +275,19 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         return compose(*counts.items())
 
     def get_epsilon(self, target_delta: float) -> float:
-        """Returns epsilon at a delta in [0, 1], of the same kind as that of `epsilon`.
-
-        Raises:
-          ValueError: a delta out of range.
-          NotImplementedError: a method that lacks what it needs of an event.
-        """
+        """Returns epsilon at a delta in [0, 1], of the kind of `epsilon`."""
         return self._answer("epsilon", target_delta)[0]
 
     def get_delta(self, target_epsilon: float) -> float:
-        """Returns delta at an epsilon >= 0, of the same kind as that of `delta`.
-
-        Raises:
-          ValueError: an epsilon out of range.
-          NotImplementedError: a method that lacks what it needs of an event.
-        """
+        """Returns delta at an epsilon >= 0, of the kind of `delta`."""
         return self._answer("delta", target_epsilon)[0]
 
     def get_epsilon_and_optimal_order(self, target_delta: float) -> tuple[float, float]:
-        """Returns epsilon and the Rényi order that gives it, for ``method="rdp"``.
-
-        Raises:
-          NotImplementedError: another method.
-        """
+        """Returns epsilon and the Rényi order that gives it; only for "rdp"."""
         return self._answer("epsilon", target_delta, needs_order=True)
 
     def get_delta_and_optimal_order(self, target_epsilon: float) -> tuple[float, float]:
-        """Returns delta and the Rényi order that gives it, for ``method="rdp"``.
-
-        Raises:
-          NotImplementedError: another method.
-        """
+        """Returns delta and the Rényi order that gives it; only for "rdp"."""
         return self._answer("delta", target_epsilon, needs_order=True)
 
     @property
@@ -326,17 +307,16 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             raise ValueError("orders must be given to read rdp, got None")
         if self._is_non_private:
             return np.full(orders.shape, np.inf)
-        if "rdp" not in self._known:
-            self._known["rdp"] = api.rdp(self.run, np.maximum(orders, _LEAST_ORDER))
-        return np.array(self._known["rdp"])
+        return np.asarray(api.rdp(self.run, np.maximum(orders, _LEAST_ORDER)))
 
     # --- For the base class ---
 
     def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
+        grid = self._orders
+        if grid is not None:
+            grid = grid[(grid >= _LEAST_ORDER) & np.isfinite(grid)]
         try:
-            if not do_compose:  # its lists may have grown since the last call
-                self._last_read = None
-            parts = self._parts(event)
+            parts = list(steps_of(event, self._relation, grid))
         except EventNotCovered as error:
             return self.CompositionErrorDetails(error.event, str(error))
         for part, step, repeats in parts:
@@ -349,18 +329,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
                 self._counts[step] = self._counts.get(step, 0) + repeats * count
                 if isinstance(part, _dp.NonPrivateDpEvent) and repeats * count:
                     self._is_non_private = True
-        if do_compose:
-            self._known.clear()
         return None
-
-    def _parts(self, event: Any) -> Read:
-        """Returns the parts of an event; cached, as checking and counting need them."""
-        if self._last_read is None or self._last_read[0] is not event:
-            grid = self._orders
-            if grid is not None:
-                grid = grid[(grid >= _LEAST_ORDER) & np.isfinite(grid)]
-            self._last_read = event, list(steps_of(event, self._relation, grid))
-        return self._last_read[1]
 
     @property
     def _relation(self) -> str:
@@ -376,22 +345,12 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             raise NotImplementedError(
                 f"only method='rdp' has a Rényi order, got method={self._method!r}"
             )
-        if of == "epsilon":
-            array = _validation.probability_array("target_delta", target)
-            given = _validation.single("target_delta", array)
-            question = EpsilonAt(api.log_of(array))
-        else:
-            array = _validation.nonnegative_array("target_epsilon", target)
-            given = _validation.single("target_epsilon", array)
-            question = DeltaAt(array)
+        name, check = _TARGETS[of]
+        given = _validation.one(name, target, check)
+        array, run, order = np.asarray(given, np.float64), self.run, np.nan
+        question = EpsilonAt(api.log_of(array)) if of == "epsilon" else DeltaAt(array)
         if self._is_non_private:
             return float(question.everything if of == "epsilon" else 1.0), np.inf
-        if (of, given) not in self._known:
-            self._known[of, given] = self._ask(of, given, question)
-        return self._known[of, given]
-
-    def _ask(self, of: str, given: float, question: Question) -> tuple[float, float]:
-        run, order = self.run, np.nan
         if self._orders is not None:
             # Converts by Canonne, Kamath and Steinke (2020), at the given orders.
             orders = np.maximum(self._orders, _LEAST_ORDER)

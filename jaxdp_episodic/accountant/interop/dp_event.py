@@ -59,21 +59,17 @@ def from_dp_event(
 ) -> ComposedSteps:
     """Returns the run that a ``dp_accounting`` ``DpEvent`` describes.
 
-    The mechanism is defined by the documentation of the events: a sum of vectors of
-    norm at most C, one per record, plus noise of standard deviation
-    ``noise_multiplier`` times C. Adding or removing a record moves the sum by C, and
-    replacing one by 2C. This is accounted here, and by dp_accounting's
-    ``PLDAccountant``. Its ``RdpAccountant`` takes ``noise_multiplier`` as noise over
-    *sensitivity*, 2C, if records are replaced: its epsilon is then that of twice the
-    noise. Do not double a ``noise_multiplier`` that means noise over C: the epsilon
-    would be too small.
+    The mechanism is a sum of vectors of norm at most C, one per record, plus noise of
+    standard deviation ``noise_multiplier`` times C. Adding or removing a record moves
+    the sum by C, and replacing one by 2C, as in dp_accounting's ``PLDAccountant``. Do
+    not double the noise to agree with its ``RdpAccountant``: docs/dp_accounting.md.
 
     Events have no levels; the run has one, "example", which is clipped and protected.
     ``source_dataset_size`` may be the size of either neighbour, so it is used as a
     lower bound of the larger size.
 
     Args:
-      event: an event of the module's table, or a composition of such events.
+      event: an event of the table in docs/dp_accounting.md, or a composition of them.
       neighboring_relation: "add_remove", "replace_one" or "zero_out" (dp_accounting's
         REPLACE_SPECIAL); events do not state it.
       population_is_exact: True states that every ``source_dataset_size`` is the size of

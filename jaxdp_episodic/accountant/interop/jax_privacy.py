@@ -47,13 +47,7 @@ def from_dp_params(
     """Returns the run that ``DpParams`` describe; each sampled example is clipped.
 
     With ``examples_per_user`` the run protects a person who owns at most that many
-    examples (`PersonBounds`), as ``DpsgdTrainingUserLevelAccountant`` does; otherwise
-    it protects an example. As that accountant assumes, no person may own more.
-
-    * ``POISSON``: whether a user's examples are sampled does not affect other samples,
-      so the mixture of Gaussians is exact under add_remove and zero_out
-      (docs/theory.md, "People", Theorem M).
-    * ``FIXED_BATCH_SIZE``: other examples take the place of those not sampled.
+    examples (`PersonBounds`); otherwise it protects an example.
 
     Args:
       dp_params: of ``jax_privacy.accounting``.
@@ -160,29 +154,11 @@ def from_execution_plan(
     """Returns the run of an execution plan of ``jax_privacy``.
 
     The plan's ``batch_selection_strategy``, the object that samples, is accounted. The
-    plan's ``dp_event`` gives the noise, and must describe the same sampling.
-
-    * ``CyclicPoissonSampling``: Poisson sampling in one of ``cycle_length`` rounds,
-      also for BandMF with at most that many bands (arXiv:2306.08153). With
-      ``truncated_batch_size`` the batch is truncated afterwards.
-    * ``FixedBatchSampling``: batches of one size, with or without replacement.
-    * ``BallsInBinsSampling`` with independent noise: the same allocation in every
-      cycle; all cycles together cost one epoch of `RandomAllocation` with less noise.
-      Under replace_one only a single cycle is covered.
-    * ``RandomAllocationSampling`` (version 2.3) with independent noise; with a
-      ``cycle_length`` the same secret steps in every cycle, as above.
-
-    A ``UserSelectionStrategy`` of one of these samples *users*. Each user is clipped
-    and protected with all of its examples, and the level of the run is "user". A user's
-    examples are taken in cycles, so the contribution depends on how often the user was
-    sampled before. If users are sampled independently, this reveals nothing about other
-    users (docs/proofs.md, "A unit's contribution may depend on its own samples"). In
-    batches of a fixed or truncated size it would reveal who else was sampled, so these
-    are refused.
-
-    Other strategies (``BMinSepSampling``, and ``MultiOwnerMinSepSampling``, whose
-    batches are public and chosen by ownership) and unknown fields and versions are
-    refused by name.
+    plan's ``dp_event`` gives the noise, and must describe the same sampling. See
+    docs/jax_privacy.md for the strategies, and what of each is covered. In a
+    ``UserSelectionStrategy`` each user is clipped and protected with all of its
+    examples, and the level of the run is "user": docs/proofs.md, "A unit's contribution
+    may depend on its own samples".
 
     Args:
       plan: a ``BandMFConfig`` or ``BandMFExecutionPlanConfig``, a ``DPExecutionPlan``,
@@ -442,10 +418,9 @@ def training_config(
 ) -> Any:
     """Returns a ``DpAccountantConfig`` for the training accountants of version 2.0.
 
-    For example ``DpsgdTrainingAccountant(training_config())``, also in jax_privacy's
-    ``calibrate_noise_multiplier``. It is a ``PldAccountantConfig``, as jax_privacy
-    requires for truncated batches; the options of that class are not used.
-    ``DpsgdTrainingUserLevelAccountant`` accepts only jax_privacy's own accountant.
+    For example ``DpsgdTrainingAccountant(training_config())``. It is a
+    ``PldAccountantConfig``, as jax_privacy requires for truncated batches; the options
+    of that class are not used.
 
     Raises:
       ImportError: ``jax_privacy`` is not installed.

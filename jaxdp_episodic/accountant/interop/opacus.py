@@ -42,9 +42,8 @@ class EpisodicAccountant(_accountants.IAccountant):
 
     The loader of ``make_private(..., poisson_sampling=True)``, the default, draws every
     example independently. Its probability is the next multiple of 2**-24 above
-    ``sample_rate`` (1.013e-6 for 1e-6), and this one is accounted. With
-    ``poisson_sampling=False`` the loader shuffles, and the result is wrong, as is that
-    of opacus' own accountants.
+    ``sample_rate``, and this one is accounted. With ``poisson_sampling=False`` the
+    loader shuffles, and the result is wrong.
 
     Args:
       method: "exact" (default), "pld" or "rdp"; see `epsilon`.
@@ -106,10 +105,8 @@ class EpisodicAccountant(_accountants.IAccountant):
     def get_optimizer_hook_fn(self, sample_rate: float) -> Callable[[Any], None]:
         """Returns the hook that opacus' optimizer calls after every step.
 
-        The hook raises ValueError for a step over several accumulated draws: a unit may
-        be in several of them, which no ``sample_rate`` describes. It raises
-        NotImplementedError for unknown optimizers and for "adaptive" clipping, which
-        uses the number of drawn examples without noise.
+        The hook raises ValueError for a step over several accumulated draws, and
+        NotImplementedError for unknown optimizers and for "adaptive" clipping.
         """
         record = super().get_optimizer_hook_fn(sample_rate)
 
@@ -142,10 +139,9 @@ class StepAccountant(EpisodicAccountant):
     """Accounts the step of a `step_loader`.
 
     Set ``engine.accountant = StepAccountant(loader)`` before ``make_private(...,
-    poisson_sampling=False)``. The noise is that of opacus' optimizer. The sample rate
-    that opacus passes must be 1 over the length of the loader, and is only checked.
-    ``make_private_with_epsilon`` raises, because it would calibrate for Poisson
-    sampling: pass the noise of `calibrate_noise_multiplier` to ``make_private``.
+    poisson_sampling=False)``, with the noise of `calibrate_noise_multiplier`. The
+    sample rate that opacus passes must be 1 over the length of the loader.
+    ``make_private_with_epsilon`` raises: it would calibrate for Poisson sampling.
 
     Args:
       loader: made by `step_loader`.

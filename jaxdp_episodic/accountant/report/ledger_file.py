@@ -3,10 +3,9 @@
 ``run.sqlite`` is an SQLite database of three tables, written by one process:
 
 * ``texts``: one row each for the facts of the run (``facts``), each kind of step
-  (``step``), each process that opened the run (``opening``) and closed it in order
-  (``closed``), the saved state (``state``), the chosen end (``ended``), and each record
-  of the log (``log``). ``whole``: no charge is only in a write-ahead log. Values are
-  JSON; a row has the hash of its text.
+  (``step``), each process that opened the run (``opening``) and closed it (``closed``;
+  false: a later process did), the saved state (``state``), the chosen end (``ended``),
+  and each record of the log (``log``). Values are JSON; a row has the hash of its text.
 * ``charges``: one row for each charged step, on disk before the step runs. Its hash
   covers the hash before it, its number, the text of its step and the random name of the
   process; the first one follows the hash of the facts.
@@ -59,11 +58,10 @@ FACTS = "facts"
 STEP = "step"
 OPENING = "opening"
 CLOSED = "closed"
-WHOLE = "whole"
 STATE = "state"
 ENDED = "ended"
 LOG = "log"
-_KINDS = {FACTS, STEP, OPENING, CLOSED, WHOLE, STATE, ENDED, LOG}
+_KINDS = {FACTS, STEP, OPENING, CLOSED, STATE, ENDED, LOG, "whole"}  # of 1.0
 TABLES = {
     "texts": "CREATE TABLE texts (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, "
     "key TEXT NOT NULL, value TEXT NOT NULL, hash BLOB NOT NULL)",
@@ -281,18 +279,15 @@ class RunFile:
     @property
     def is_closed(self) -> bool:
         """Whether the last process closed the run in order."""
-        return not self.lacks_log and self._says_closed
+        closed = [value for _, _, value in self.texts(CLOSED)]
+        return not self.lacks_log and not self.unclosed and closed[-1:] != ["false"]
 
     @property
-    def _says_closed(self) -> bool:
+    def unclosed(self) -> list[str]:
+        """The last process, unless it or a later one merged its log into the file."""
         opened = [key for _, key, _ in self.texts(OPENING)]
         closed = {key for _, key, _ in self.texts(CLOSED)}
-        return not opened or opened[-1] in closed
-
-    @property
-    def says_whole(self) -> bool:
-        """Whether all charges are in the file itself, not in a write-ahead log."""
-        return self._says_closed or any(self.texts(WHOLE))
+        return [key for key in opened[-1:] if key not in closed]
 
     def log(self) -> list[dict[str, Any]]:
         """Returns the records of the run's log."""

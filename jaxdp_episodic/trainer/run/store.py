@@ -47,7 +47,6 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     OPENING,
     STATE,
     STEP,
-    WHOLE,
     Charges,
     LedgerError,
     RunFile,
@@ -108,11 +107,8 @@ class RunStore(RunFile):
     def __init__(self, path: Path) -> None:
         self._is_in_doubt = False
         self._log = path.with_name(path.name + "-wal")
-        self._had_log = self._log.exists()  # the process before crashed
         super().__init__(path)
-        # Whether the log may hold the secret of an epoch that has ended.
-        self._has_secret = self._had_log and "planned" in self.facts
-        if self.lacks_log and not self.says_whole:
+        if self.lacks_log and self.unclosed:
             self._db.close()
             raise LedgerError(
                 f"{path} lacks its write-ahead log, {self._log.name}: it was copied "
@@ -161,8 +157,6 @@ class RunStore(RunFile):
                 "known; open it again"
             )
         self._refuse_replaced()
-        if self._has_secret and self._log in self._files:
-            self._erase_log(0)
         written = 0
         with refusing(self.path):
             try:
@@ -191,8 +185,7 @@ class RunStore(RunFile):
                 continue
             message = f"{path} was removed or replaced while the run used it"
             if path == self._log:  # SQLite still holds the removed one
-                with refusing(self.path):
-                    self._erase_log(1)
+                self._empty_log()
                 message += ": resume the run"
             raise FileNotFoundError(message)
 
@@ -231,48 +224,36 @@ class RunStore(RunFile):
     def begin_session(self, environment: Mapping[str, Any]) -> None:
         """Records that this process begins, and where, under a random name."""
         value = json.dumps({**environment, "charged": self.mark.charged})
-        try:
-            # Before a log is made: a file that lacks it must show that it was open.
+        with self._readers_wait():
+            if not is_on_network(self.path):
+                # No other mode: the file system has no shared memory.
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("SELECT 1 FROM charges").fetchone()  # makes the log
+            self._files[self._log] = _identity(self._log)
             with self._commit():
                 self._opening = self._text(OPENING, self.session, value)
-                self._mark_whole()
-            self._open_log()
+        # From here on charges go to the log. A copy of the file alone shows that.
+        self._empty_log()
+
+    @contextmanager
+    def _readers_wait(self) -> Iterator[None]:
+        """Says what to do about a process that has read the file for a long time."""
+        try:
+            with refusing(self.path):
+                yield
         except BlockingIOError:
             raise BlockingIOError(
                 f"{self.path} is in use by another process that reads it, such as a "
-                "report: end that process and go on; nothing was charged"
+                f"report, and {self._log.name} may show who took part in an epoch that "
+                "has ended: end that process and go on, or resume the run"
             ) from None
 
-    def _open_log(self) -> None:
-        if is_on_network(self.path):
-            return
-        with refusing(self.path):
-            (mode,) = self._db.execute("PRAGMA journal_mode = WAL").fetchone()
-            if mode == "wal":  # else the file system has no shared memory
-                self._db.execute("SELECT 1 FROM charges").fetchone()  # creates the log
-                self._files[self._log] = _identity(self._log)
-                # From here on charges go to the log: the file is not whole.
-                with self._commit() as db:
-                    db.execute("DELETE FROM texts WHERE kind = ?", (WHOLE,))
-                (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
-                if busy:
-                    raise BlockingIOError
-                if self._had_log:
-                    self._erase_log(1)
-
-    def _mark_whole(self) -> None:
-        """Writes, in a commit, that no charge is in a write-ahead log alone."""
-        # Else a crash while SQLite makes or removes the log would look like a copy.
-        if not any(self.texts(WHOLE)):
-            self._text(WHOLE, "", "true")
-
-    def _erase_log(self, seconds: int) -> None:
-        """Empties the write-ahead log, which may hold secrets, unless it is read."""
-        with refusing(self.path):
-            self._db.execute(f"PRAGMA busy_timeout = {1000 * seconds}")
+    def _empty_log(self) -> None:
+        """Moves the write-ahead log, which may hold secrets, into the file."""
+        with self._readers_wait():
             (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._db.execute(f"PRAGMA busy_timeout = {1000 * _SECONDS_TO_WAIT}")
-        self._has_secret = self._has_secret and bool(busy)
+            if busy:
+                raise BlockingIOError
 
     def charge(self, name: str, step: Any = None, number: int | None = None) -> None:
         """Charges one step; it is on the disk when this returns."""
@@ -394,7 +375,7 @@ class RunStore(RunFile):
     def keep(self, kind: str, number: int, arrays: Sequence[Any]) -> None:
         """Writes arrays in place of those of the same kind."""
         if kind in _SECRET:
-            self.forget(kind, must_be_erased=True)
+            self.forget(kind)
         with self._commit() as db:
             db.execute("DELETE FROM arrays WHERE kind = ?", (kind,))
             self._put(db, kind, number, arrays)
@@ -404,28 +385,17 @@ class RunStore(RunFile):
         found = self._row("SELECT number FROM arrays WHERE kind = ? LIMIT 1", kind)
         return None if found is None else (found[0], self._got(kind, found[0]))
 
-    def forget(self, kind: str, *, must_be_erased: bool = False) -> None:
-        """Overwrites the arrays of a kind, in the write-ahead log too.
-
-        The log cannot be emptied while another process reads the file. Then each later
-        commit tries again; with ``must_be_erased`` BlockingIOError is raised instead.
-        """
-        if self._row("SELECT 1 FROM arrays WHERE kind = ? LIMIT 1", kind) is not None:
-            self._db.execute("PRAGMA secure_delete = ON")
-            try:
-                with self._commit() as db:
-                    db.execute("DELETE FROM arrays WHERE kind = ?", (kind,))
-            finally:
-                self._db.execute("PRAGMA secure_delete = OFF")
-            self._has_secret = True
-        if self._has_secret:
-            self._erase_log(_SECONDS_TO_WAIT if must_be_erased else 1)
-        if self._has_secret and must_be_erased:
-            raise BlockingIOError(
-                f"{self._log} shows who took part in an epoch that has ended, and "
-                f"cannot be erased while another process reads {self.path.name}: end "
-                "that process and resume the run; nothing was charged"
-            )
+    def forget(self, kind: str) -> None:
+        """Overwrites the arrays of a kind, in the write-ahead log too."""
+        if self._row("SELECT 1 FROM arrays WHERE kind = ? LIMIT 1", kind) is None:
+            return
+        self._db.execute("PRAGMA secure_delete = ON")
+        try:
+            with self._commit() as db:
+                db.execute("DELETE FROM arrays WHERE kind = ?", (kind,))
+        finally:
+            self._db.execute("PRAGMA secure_delete = OFF")
+        self._empty_log()
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Adds a record to the log; it is written with the next commit."""
@@ -497,29 +467,19 @@ class RunStore(RunFile):
     def close(self) -> None:
         """Records an orderly end, if possible, and merges the log into the file."""
         try:
-            with suppress(OSError, ValueError):  # a full disk: the charges are safe
-                is_open = self._opening or self._pending
-                if not self._is_in_doubt and (is_open or self._had_log):
+            # On a full disk, say: the charges are safe.
+            with suppress(OSError, ValueError), refusing(self.path):
+                ended = [] if self._is_in_doubt else self.unclosed
+                if ended or self._pending:
                     with self._commit():
-                        if is_open:
-                            self._text(CLOSED, self.session, "true")
-                        self._mark_whole()
+                        for session in ended:
+                            own = json.dumps(session == self.session)
+                            self._text(CLOSED, session, own)
         finally:  # after an interrupt too: SQLite would remove the log all the same
-            self._leave_log()
-
-    def _leave_log(self) -> None:
-        try:
-            seconds = _SECONDS_TO_WAIT if self._has_secret else 1
-            self._db.execute(f"PRAGMA busy_timeout = {1000 * seconds}")
-            self._db.execute("PRAGMA journal_mode = DELETE")
-        except sqlite3.Error:  # another process reads it
-            if self._has_secret:
-                warnings.warn(
-                    f"{self._log} still shows who took part in the last epoch, as "
-                    "another process reads it: end that process, then resume the run",
-                    stacklevel=3,
-                )
-        self._db.close()
+            with suppress(sqlite3.Error):  # another process reads it
+                self._db.execute("PRAGMA busy_timeout = 1000")
+                self._db.execute("PRAGMA journal_mode = DELETE")
+            self._db.close()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -281,7 +281,7 @@ def run_training(
             )
         pays, paid = isinstance(book, Booking), None
         if is_first:
-            stack.enter_context(run_files.locked(folder))
+            stack.enter_context(run_files.locked(folder, lends=True))
             _refuse_other_way(folder, resume=resume, is_booked=pays)
         if resume:
             name = book.book if is_first and book is not None else None

@@ -43,7 +43,7 @@ from jaxdp_episodic.trainer.run.store import BEST, EPOCH, RunStore, new_store
 _OLD = (OLD_LEDGER, "journal", "log.jsonl", "checkpoints")
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
+_lent: ContextVar[frozenset[Path]] = ContextVar("lent", default=frozenset())
 
 
 def files_of_a_run(folder: Path) -> list[str]:
@@ -99,56 +99,28 @@ def refuse_other_files(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Locks a folder, which is made if missing; BlockingIOError: a run holds it."""
-    _refuse_if_open(folder)
+def locked(folder: Path, *, lends: bool = False) -> Iterator[None]:
+    """Locks a folder, which is made if missing; BlockingIOError: a run holds it.
+
+    With ``lends`` a trainer that is called meanwhile, in this context, may use the lock.
+    """
+    path, lent = folder.resolve(), _lent.get()
     with ExitStack() as stack:
-        try:
-            stack.enter_context(atomic.locked(folder))
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                why = f"{folder} is on a file system without locks: name a local one"
-                raise OSError(error.errno, why) from None
-            raise
+        if path in lent:  # to this trainer, and to no other that it calls
+            stack.callback(_lent.reset, _lent.set(lent - {path}))
+        else:
+            try:
+                stack.enter_context(atomic.locked(folder))
+            except OSError as error:
+                if error.errno in _NO_LOCKS:
+                    why = (
+                        f"{folder} is on a file system without locks: name a local one"
+                    )
+                    raise OSError(error.errno, why) from None
+                raise
+        if lends:
+            stack.callback(_lent.reset, _lent.set(lent | {path}))
         yield
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Locks a folder as `held` does; nested calls lock it once."""
-    path, before = folder.resolve(), _held.get()
-    if path in before:
-        yield
-        return
-    with held(folder):
-        try:
-            _held.set(before | {path})
-            yield
-        finally:
-            _held.set(before)
-
-
-_open: set[Path] = set()  # folders of the runs that trainers of this process have open
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[Path]:
-    """Yields the run's file; BlockingIOError: another trainer here has it open."""
-    _refuse_if_open(folder)
-    path = folder.resolve()
-    try:
-        _open.add(path)
-        yield folder / STORE
-    finally:
-        _open.discard(path)
-
-
-def _refuse_if_open(folder: Path) -> None:
-    if folder.resolve() in _open:
-        raise BlockingIOError(
-            f"the run in {folder} is open in another trainer of this process: close "
-            "that trainer, or wait for the end of its train"
-        )
 
 
 def refuse_within_a_step(lock: Any) -> None:

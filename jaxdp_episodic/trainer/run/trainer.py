@@ -343,7 +343,7 @@ class Trainer:
 
     def _open_by_hand(self, folder: Path) -> None:
         with ExitStack() as stack:
-            stack.enter_context(run_files.held(folder))
+            stack.enter_context(run_files.locked(folder))
             self.begin(folder)
             store = stack.enter_context(self.opened(folder))
             stack.callback(self.save, store)
@@ -550,7 +550,7 @@ class Trainer:
     @contextmanager
     def opened(self, folder: Path) -> Iterator[RunStore]:
         """Opens the folder's file for charges and releases; applies its releases."""
-        with run_files.alone(folder) as path, closing(RunStore(path)) as store:
+        with closing(RunStore(folder / run_files.STORE)) as store:
             self.ledger.check(store)
             saved, taken = store.saved(), self.num_steps_taken
             if saved is not None and saved.taken > taken:
@@ -623,7 +623,7 @@ class Trainer:
         run_files.refuse_without_run(folder)
         with run_files.locked(folder):
             run_files.import_old_run(folder, self.state)
-            with run_files.alone(folder) as path, closing(RunStore(path)) as store:
+            with closing(RunStore(folder / run_files.STORE)) as store:
                 saved, ledger = resumed_run(
                     store, self.budget, self.run, array_types(self.state), book
                 )

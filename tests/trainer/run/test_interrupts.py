@@ -109,7 +109,7 @@ def test_a_run_has_one_folder_and_resuming_forgets_no_steps(tmp_path):
     other = plain_trainer(num_steps=3, folder=tmp_path / "other")
     with ending(RunStore, "charge", 1):
         other.step()  # its folder stays open
-    with pytest.raises(BlockingIOError, match="in another trainer of this process"):
+    with pytest.raises(BlockingIOError, match="in use by this process: end or close"):
         plain_trainer(num_steps=3, folder=tmp_path / "other").step()
     with pytest.raises(ValueError, match="resume must come before .* charged 0"):
         other.resume(tmp_path / "own")
@@ -151,8 +151,9 @@ def test_a_folder_is_locked_by_one_process(tmp_path):
         assert run.num_steps_taken == 0
         other.communicate("")
     run.train(tmp_path)
-    with run_files.locked(tmp_path), run_files.locked(tmp_path):
-        pass  # its holder may lock it again
+    with run_files.locked(tmp_path, lends=True), run_files.locked(tmp_path):
+        with pytest.raises(BlockingIOError, match="in use by this process"):
+            run.train(tmp_path)  # only one trainer may use the lock
 
 
 def test_steps_by_hand_are_stored_in_the_given_folder(tmp_path):

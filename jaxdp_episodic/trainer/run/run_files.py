@@ -16,7 +16,6 @@ import io
 import json
 import shutil
 import struct
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from contextvars import ContextVar
@@ -102,7 +101,7 @@ def refuse_other_files(folder: Path) -> None:
 def locked(folder: Path, *, lends: bool = False) -> Iterator[None]:
     """Locks a folder, which is made if missing; BlockingIOError: a run holds it.
 
-    With ``lends`` a trainer that is called meanwhile, in this context, may use the lock.
+    With ``lends`` a trainer that is called meanwhile in this context may use the lock.
     """
     path, lent = folder.resolve(), _lent.get()
     with ExitStack() as stack:
@@ -121,18 +120,6 @@ def locked(folder: Path, *, lends: bool = False) -> Iterator[None]:
         if lends:
             stack.callback(_lent.reset, _lent.set(lent | {path}))
         yield
-
-
-def refuse_within_a_step(lock: Any) -> None:
-    """Refuses the thread that holds the lock of its trainer's steps."""
-    try:
-        threading.Condition(lock).notify()  # fails unless this thread holds the lock
-    except RuntimeError:
-        return
-    raise RuntimeError(
-        "what a step calls (learner, rule, score, optimizer) must not call step, "
-        "train, resume, release or close of its trainer"
-    )
 
 
 PRIVATE = "private"

@@ -28,7 +28,6 @@ import json
 import os
 import secrets
 import sqlite3
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path

@@ -162,7 +162,10 @@ class Trainer:
         self._gradient: PrivateGradient = main.gradient
         self.has_default_normalizer = normalizer is None and budget.takes_steps
         self.run: dict[str, Any] = described_run(self, seed, rule, settings)
-        self._one_step = threading.RLock()  # two at once would share one charge
+        self._one_step = threading.Lock()  # two at once would share one charge
+        # Threads in which a step, and `train`, run.
+        self._stepped_by: int | None = None
+        self._trained_by: int | None = None
         # One attribute, so that an interrupt cannot separate state and step number.
         self._now = (self._gradient.on_devices(main.initial_state(budget)), 0)
         self.ledger, self.versions = Ledger(budget), described_versions()
@@ -321,14 +324,14 @@ class Trainer:
           ValueError: what was prepared is of another step; nothing happened.
           OSError: the charge could not be written; the step was not taken.
           RunEndedError: another process has ended.
-          RuntimeError: a step of this trainer called it; nothing happened.
+          RuntimeError: a step of this trainer called it, or another thread while
+            `train` runs; nothing happened.
         """
         self._join()
         with self.processes.together():
             if not self.is_tried:
                 loop.try_out(self, {})
-            run_files.refuse_within_a_step(self._one_step)
-            with self._one_step:
+            with self._one_at_a_time():
                 folder, most = self._folder or self._given, self.budget.permitted_steps
                 is_over = self.num_steps_taken >= most or self.ledger.has_ended
                 if folder and self._store is None and not is_over:
@@ -340,6 +343,26 @@ class Trainer:
                 if store.is_full:
                     self.save(store)
             return private
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Waits for a step in another thread; refuses calls that could never end."""
+        if self._trained_by not in (None, threading.get_ident()):
+            raise RuntimeError(
+                "another thread runs train of this trainer: call step, train, resume, "
+                "release and close after its end"
+            )
+        if self._stepped_by == threading.get_ident():
+            raise RuntimeError(
+                "what a step calls (learner, rule, score, optimizer) must not call "
+                "step, train, resume, release or close of its trainer"
+            )
+        with self._one_step:
+            self._stepped_by = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._stepped_by = None
 
     def _open_by_hand(self, folder: Path) -> None:
         with ExitStack() as stack:
@@ -353,8 +376,7 @@ class Trainer:
 
     def close(self) -> None:
         """Saves the state and closes the file that `step` opened, if any."""
-        run_files.refuse_within_a_step(self._one_step)
-        with self._one_step:
+        with self._one_at_a_time():
             if self._by_hand is not None:
                 with self._by_hand:
                     self._by_hand = None
@@ -491,7 +513,7 @@ class Trainer:
         self.close()
         self._join()
         scored = dict(evaluations or {})
-        with self.processes.together():
+        with self._training(), self.processes.together():
             if not self.processes.is_first:
                 loop.try_out(self, {})
                 with self.ahead() as ahead:
@@ -509,6 +531,15 @@ class Trainer:
                     records = loop.take_all_steps(self, store, scoring, every, on_step)
             self.processes.meet()
             return records
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        with self._one_at_a_time():
+            self._trained_by = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._trained_by = None
 
     def public_record(self, step: int) -> dict[str, Any]:
         """Returns the public part of a step's log record."""
@@ -533,8 +564,7 @@ class Trainer:
           RunEndedError: another process has ended.
           ValueError: this trainer has taken steps of its own; another book.
         """
-        run_files.refuse_within_a_step(self._one_step)
-        with self._one_step, self.processes.together():
+        with self._one_at_a_time(), self.processes.together():
             if self.ledger.charged or self._store is not None:
                 raise ValueError(
                     "resume must come before a trainer's first step, got one that has "

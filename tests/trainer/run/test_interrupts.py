@@ -169,6 +169,8 @@ def test_steps_by_hand_are_stored_in_the_given_folder(tmp_path):
     assert read_ledger(folder).is_closed
     run.step()  # reopens it
     run.close()
+    with contextlib.closing(RunStore(folder / STORE)) as file:
+        assert file.saved().taken == 3 and not list(file.releases(after=0))
     with pytest.raises(trainer.BudgetExhaustedError):
         run.step()  # does not
     again = plain_trainer(num_steps=3, folder=folder)
@@ -220,6 +222,16 @@ def test_what_a_step_calls_takes_no_step(tmp_path, monkeypatch):
     monkeypatch.setattr(GradientStep, "release", within)
     run.step()
     assert run.num_steps_taken == read_ledger(tmp_path).charged == 1
+    run, started = plain_trainer(num_steps=2), concurrent.futures.ThreadPoolExecutor
+
+    def elsewhere(*args):
+        with started(1) as pool, pytest.raises(RuntimeError, match="another thread"):
+            pool.submit(run.step).result()
+        return release(*args)
+
+    monkeypatch.setattr(GradientStep, "release", elsewhere)
+    run.train(tmp_path / "train")
+    assert run.num_steps_taken == run.num_steps_charged == 2
 
 
 @pytest.mark.slow

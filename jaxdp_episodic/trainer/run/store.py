@@ -30,6 +30,8 @@ import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +69,7 @@ EPOCH = "epoch"
 GROUPS = "groups"
 _SECRET = (EPOCH, GROUPS)
 BEST = "best"
+_ARRAYS = {STATE, RELEASE, BEST, *_SECRET}
 MOST_BYTES = 2**28
 """Bytes of releases above which a state is due, so that they are taken out."""
 
@@ -116,7 +119,6 @@ class RunStore(RunFile):
                 "SQLite program has merged the log into the file, say so by: sqlite3 "
                 f"{path.name} 'PRAGMA journal_mode=DELETE'"
             )
-        self._check_keys()
         self._files = {path: _identity(path)}
         self.session, self._opening, self._begun = secrets.token_hex(16), 0, 0
         self._pending: list[Mapping[str, Any]] = []
@@ -124,17 +126,6 @@ class RunStore(RunFile):
         self._bytes = 0  # of the releases since the last state
         state = self._state() or {"taken": -1, "kinds": {}}
         self._taken, self._state_kinds = state["taken"], state["kinds"]
-
-    def _check_keys(self) -> None:
-        """Refuses a file whose table of arrays and its index name different arrays."""
-        # Arrays are found by the index: a flipped bit in it would hide one.
-        keys = "SELECT id, kind, number, place, part FROM arrays"
-        with refusing(self.path):
-            ways = "NOT INDEXED", "INDEXED BY sqlite_autoindex_arrays_1"
-            table, index = (set(self._db.execute(f"{keys} {way}")) for way in ways)
-        if table != index:
-            self._db.close()
-            raise LedgerError(f"{self.path} is damaged: its index does not fit it")
 
     def _connected(self) -> sqlite3.Connection:
         db = connect(self.path, "rw")
@@ -229,7 +220,8 @@ class RunStore(RunFile):
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute("SELECT 1 FROM charges").fetchone()  # makes the log
             self._files[self._log] = _identity(self._log)
-            with self._commit():
+            with self._commit() as db:
+                db.execute("REINDEX arrays")  # a flipped bit there would hide a row
                 self._opening = self._text(OPENING, self.session, value)
         # From here on charges go to the log. A copy of the file alone shows that.
         self._empty_log()
@@ -288,8 +280,9 @@ class RunStore(RunFile):
 
     def release(self, number: int, arrays: Sequence[Any]) -> None:
         """Commits the release of a charged step, once; only then may it be used."""
+        query = "SELECT 1 FROM arrays WHERE kind = ? AND number = ?"
         with self._commit() as db:
-            is_new = not list(self._rows(RELEASE, number))
+            is_new = self._row(query, RELEASE, number) is None
             if not self._taken < number <= self.mark.charged or not is_new:
                 raise LedgerError(
                     f"{self.path}: step {number} was not charged, or released before"
@@ -299,19 +292,14 @@ class RunStore(RunFile):
     def releases(self, after: int) -> Iterator[tuple[int, list[np.ndarray]]]:
         """Yields number and arrays of the releases after a step, checked."""
         charged = self.mark.charged
-        with refusing(self.path):
-            numbers = self._db.execute(
-                "SELECT DISTINCT number FROM arrays WHERE kind = ? AND number > ? "
-                "ORDER BY number",
-                (RELEASE, after),
-            ).fetchall()
-        for (number,) in numbers:
+        for number, arrays in self._found(RELEASE):
             if number > charged:
                 raise LedgerError(
                     f"{self.path} has a release of step {number}, and {charged} steps "
                     "charged"
                 )
-            yield number, self._got(RELEASE, number)
+            if number > after:
+                yield number, arrays
 
     @property
     def is_full(self) -> bool:
@@ -363,7 +351,7 @@ class RunStore(RunFile):
                 f"{self.path}: charges that its state contains are missing or changed"
             )
         taken = found["taken"]
-        arrays = self._got(STATE, taken)
+        arrays = dict(self._found(STATE)).get(taken, [])
         if len(arrays) != found["arrays"]:
             raise LedgerError(f"{self.path} is damaged: its state lacks arrays")
         last = found.get("last_release", taken)  # earlier versions did not write it
@@ -381,8 +369,7 @@ class RunStore(RunFile):
 
     def kept(self, kind: str) -> tuple[int, list[np.ndarray]] | None:
         """Returns the number and the arrays of a kind; None if there are none."""
-        found = self._row("SELECT number FROM arrays WHERE kind = ? LIMIT 1", kind)
-        return None if found is None else (found[0], self._got(kind, found[0]))
+        return next(self._found(kind), None)
 
     def forget(self, kind: str) -> None:
         """Overwrites the arrays of a kind, in the write-ahead log too."""
@@ -429,39 +416,38 @@ class RunStore(RunFile):
             size += raw.size
         return size
 
-    def _rows(self, kind: str, number: int) -> Iterator[Any]:
-        with refusing(self.path):
-            yield from self._db.execute(
-                "SELECT place, part, head, data, hash FROM arrays WHERE kind = ? AND "
-                "number = ? ORDER BY place, part",
-                (kind, number),
-            )
-
-    def _got(self, kind: str, number: int) -> list[np.ndarray]:
-        """Reads arrays; refuses them unless every bit is what was written."""
-        arrays: list[np.ndarray] = []
-        parts: list[bytes] = []
-        number_of_arrays = 0
-        damaged = LedgerError(
-            f"{self.path} is damaged: an array of {kind} {number} is not what was "
-            "written"
+    def _found(self, kind: str) -> Iterator[tuple[int, list[np.ndarray]]]:
+        """Yields numbers and arrays of a kind; every bit must be what was written."""
+        # The index has no hashes, and is made anew when a process begins.
+        kinds = "SELECT DISTINCT kind FROM arrays NOT INDEXED"
+        query = (
+            "SELECT number, place, part, head, data, hash FROM arrays NOT INDEXED "
+            "WHERE kind = ? ORDER BY id"
         )
-        for place, part, head, data, digest in self._rows(kind, number):
-            is_next = place == len(arrays) and part == len(parts)
-            found = _array_hash(kind, number, place, part, head, data)
-            if not is_next or found != digest:
+        why = f"an array of {kind} is not what was written"
+        damaged = LedgerError(f"{self.path} is damaged: {why}")
+        with refusing(self.path):
+            if not {name for (name,) in self._db.execute(kinds)} <= _ARRAYS:
                 raise damaged
-            name, shape, count, number_of_arrays = json.loads(head)
-            parts.append(data)
-            if len(parts) == count:
-                whole = parts[0] if count == 1 else b"".join(parts)
-                start = _PADDING if kind in _SECRET else 0
-                array = np.frombuffer(whole, np.dtype(name), offset=start)
-                arrays.append(array.reshape(shape))
-                parts = []
-        if parts or len(arrays) != number_of_arrays:
-            raise damaged
-        return arrays
+            rows = self._db.execute(query, (kind,))
+            for number, own in groupby(rows, key=itemgetter(0)):
+                arrays, parts, wanted = list[np.ndarray](), list[bytes](), 0
+                for _, place, part, head, data, digest in own:
+                    is_next = place == len(arrays) and part == len(parts)
+                    found = _array_hash(kind, number, place, part, head, data)
+                    if not is_next or found != digest:
+                        raise damaged
+                    name, shape, count, wanted = json.loads(head)
+                    parts.append(data)
+                    if len(parts) == count:
+                        whole = parts[0] if count == 1 else b"".join(parts)
+                        start = _PADDING if kind in _SECRET else 0
+                        array = np.frombuffer(whole, np.dtype(name), offset=start)
+                        arrays.append(array.reshape(shape))
+                        parts = []
+                if parts or len(arrays) != wanted:
+                    raise damaged
+                yield number, arrays
 
     def close(self) -> None:
         """Records an orderly end, if possible, and merges the log into the file."""

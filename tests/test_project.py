@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_072,
+    "jaxdp_episodic": 62_067,
     "jaxdp_episodic/accountant/describe": 3_787,
     "jaxdp_episodic/accountant/losses": 5_169,
     "jaxdp_episodic/accountant/methods": 5_930,
@@ -343,9 +343,9 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/train": 1_256,
     "jaxdp_episodic/tools/explore": 467,
     "jaxdp_episodic/tools/cli": 2_314,
-    "jaxdp_episodic/files": 1_409,
+    "jaxdp_episodic/files": 1_404,
     "experiments": 7_103,
-    "tests": 48_322,
+    "tests": 48_320,
 }
 
 

@@ -122,10 +122,9 @@ def locked(folder: Path) -> Iterator[None]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.read(descriptor, 20).decode("ascii", "replace") or "unknown"
-            whom = f"another process ({owner})"
-            if owner == str(os.getpid()):
-                whom = "this process: end or close what it does there"
-            raise BlockingIOError(f"{folder} is in use by {whom}") from None
+            whose = "this" if owner == str(os.getpid()) else "another"
+            message = f"{folder} is in use by {whose} process ({owner})"
+            raise BlockingIOError(message) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
         yield

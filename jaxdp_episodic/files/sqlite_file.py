@@ -8,7 +8,7 @@ import sqlite3
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # SQLite errors caused by the system, not by the file.
@@ -76,11 +76,7 @@ def refuse_lost_commits(path: Path) -> None:
 
 
 def _lost_commit(log: Path) -> str:
-    try:
-        file = open(log, "rb")  # noqa: SIM115
-    except FileNotFoundError:
-        return ""
-    with file:
+    with suppress(FileNotFoundError), log.open("rb") as file:
         head = file.read(32)
         if len(head) < 32 or not any(head):
             return ""

@@ -142,10 +142,6 @@ class EpisodeSampler:
         among_slots: bool = True,
     ) -> None:
         sampling = checked_sampling(sampling)
-        if not isinstance(population, Population):
-            raise TypeError(
-                f"population must be a Population, got {_validation.shown(population)}"
-            )
         check_clip_unit(sampling, clip_unit)
         self.sampling, self.population = sampling, population
         self.clip_unit = clip_unit
@@ -203,23 +199,13 @@ class EpisodeSampler:
 
     def begin_epoch(self, generator: np.random.Generator) -> rows.Epoch:
         """Returns the units of each step of a newly drawn epoch."""
-        _check_generator(generator)
-        if self.steps_per_epoch is None:
-            raise ValueError("the sampling has no epochs: every step is independent")
         return self._rows.draw(generator)
 
     def draw(
         self, generator: np.random.Generator, members: np.ndarray | None = None
     ) -> Draw:
-        """Returns a new draw; ``members`` of an epoch are an entry of `begin_epoch`."""
-        _check_generator(generator)
-        if self.steps_per_epoch is not None and members is None:
-            raise ValueError(
-                "members must be given for a sampling with epochs: an entry of "
-                "begin_epoch"
-            )
-        if self.steps_per_epoch is None and members is not None:
-            raise ValueError("members must be None for a sampling without epochs")
+        """Returns a new draw; with epochs, ``members`` are one of `begin_epoch`."""
+        assert (members is None) == (self.steps_per_epoch is None)
         starts = self._rows.draw(generator) if members is None else members
         units = starts.copy()
         if not self._rows.are_units:
@@ -229,13 +215,6 @@ class EpisodeSampler:
         else:
             examples, mask, null = tree_draw.fill_slots(starts, self._below, generator)
         return Draw(examples, mask, units, null)
-
-
-def _check_generator(generator: object) -> None:
-    if not isinstance(generator, np.random.Generator):
-        raise TypeError(
-            f"generator must be a numpy.random.Generator, got {generator!r}"
-        )
 
 
 def _refuse_arrays(sampling: Sampling) -> None:

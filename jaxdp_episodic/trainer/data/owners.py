@@ -123,14 +123,8 @@ class Owners:
             raise TypeError(
                 f"{name} must be one id per example, got {_validation.shown(ids)}"
             )
-        is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "iufU"
-        is_array = is_array and ids.ndim == 1
-        if is_array:  # each distinct value is checked once
-            values, codes = np.unique(ids, return_inverse=True)
-            cells = values.tolist()
-        else:
-            cells = list(ids)
-            values, codes = None, np.arange(len(cells))
+        is_array = isinstance(ids, np.ndarray)
+        cells = ids.tolist() if is_array else list(ids)
         for place, cell in enumerate(cells):
             if isinstance(cell, _SEVERAL):
                 raise ValueError(
@@ -140,14 +134,15 @@ class Owners:
                     "person's examples are kept would depend on the others"
                 )
         is_missing = [str(one).strip().lower() in _NO_OWNER for one in cells]
-        places = np.flatnonzero(np.array(is_missing, bool)[codes])
-        if len(places):
+        if any(is_missing):
+            first = where(is_missing.index(True))
             raise ValueError(
-                f"{name} must be given for every example, but {len(places):,} of "
-                f"{len(codes):,} have none, the first is {where(int(places[0]))}"
+                f"{name} must be given for every example, but {sum(is_missing):,} of "
+                f"{len(cells):,} have none, the first is {first}"
             )
-        if values is None:
-            values, codes = np.unique(id_array(name, cells), return_inverse=True)
+        is_typed = is_array and ids.dtype.kind != "O"
+        array = ids if is_typed else id_array(name, cells)
+        values, codes = np.unique(array, return_inverse=True)
         if values.dtype.kind not in "iuU":
             raise TypeError(
                 f"{name} must be integer or string ids, got an array of {values.dtype}"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.population import BOUNDS, PersonBounds
 from jaxdp_episodic.trainer.data.fields import CheckedSpec, Natural
-from jaxdp_episodic.trainer.data.owners import Owners, distinct_pairs
+from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable, unit_labels
 
 # Prefix of every hashed text. The rule may be as public as the bounds, but it must not
@@ -139,7 +140,8 @@ def _kept(
             f"{table.level_names}; leave one out: table.without_level(...)"
         )
     kept = np.ones(table.num_examples, bool)
-    within = np.zeros(table.num_examples, np.int64)  # unit that the bound counts in
+    within = [0] * table.num_examples  # unit that the bound counts in
+    codes, names = owners.codes.tolist(), owners.names.tolist()
     for height in reversed(range(len(BOUNDS))):
         name = BOUNDS[height]
         most = bounds.numbers.get(name)
@@ -152,51 +154,38 @@ def _kept(
                     f"{table.level_names}, got {most}"
                 )
             continue
-        units = table.places(depth - height)
+        units = table.places(depth - height).tolist()
         if most is not None:
-            rows = np.flatnonzero(kept)
-            person = owners.codes[rows]
             # Each unit of a person counts once. A group is all of a person's units in
             # one unit of the level above.
-            first, unit_of_row, _ = distinct_pairs(person, units[rows])
-            group = distinct_pairs(person, within[rows])[1][first]
-            size = np.bincount(group)[group]
-            beyond = np.flatnonzero(size > most)
-            if refuse and beyond.size:
-                number = len(np.unique(person[first[beyond]]))
+            groups = collections.defaultdict[Any, dict[int, list[int]]](dict)
+            for row in np.flatnonzero(kept).tolist():
+                groups[codes[row], within[row]].setdefault(units[row], []).append(row)
+            beyond = {key: own for key, own in groups.items() if len(own) > most}
+            if refuse and beyond:
+                number = len({person for person, _ in beyond})
+                largest = max(map(len, beyond.values()))
                 raise ValueError(
                     f"people must be within the bounds, but {number:,} of "
-                    f"{len(np.unique(person)):,} exceed {name}={most}, the largest "
-                    f"with {int(size.max()):,}: the guarantee would not hold for them; "
+                    f"{len(owners.present):,} exceed {name}={most}, the largest "
+                    f"with {largest:,}: the guarantee would not hold for them; "
                     "state larger public bounds, or truncate"
                 )
-            first, group = rows[first[beyond]], group[beyond]
             # A class or task is hashed by its own id, an example by its class's id and
             # its rank among the owner's examples there.
-            level, unit, own = depth - height, units[first], 0 * first
-            if height == 0:
-                level, unit = depth - 1, within[first]
-                own = _ranks(group, np.arange(len(group)))
-            ids = np.zeros(1, np.int64)  # of data without classes
+            level, ids = depth - max(height, 1), [0]  # of data without classes
             if level > 0:
-                ids = unit_labels(table.population, level, level)
-            names = owners.names[owners.codes[first]].tolist()
-            described = zip(names, ids[unit].tolist(), own.tolist(), strict=True)
-            hashes = np.array([_hash(name, *one) for one in described], np.uint64)
-            stays = np.ones(len(size), bool)
-            stays[beyond] = _ranks(group, hashes) < most
-            kept[rows] = stays[unit_of_row]
+                ids = unit_labels(table.population, level, level).tolist()
+            for (person, above), own in beyond.items():
+                hashes = dict[int, int]()
+                for rank, unit in enumerate(own):
+                    place = (ids[unit], 0) if height else (ids[above], rank)
+                    hashes[unit] = _hash(name, names[person], *place)
+                for unit in sorted(own, key=hashes.__getitem__)[most:]:
+                    kept[own[unit]] = False
         if most is not None or name == "classes":
             within = units
     return kept
-
-
-def _ranks(group: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns the rank, from 0, of each value within its group."""
-    order = np.lexsort((values, group))
-    ordered, ranks = group[order], np.empty(len(group), np.int64)
-    ranks[order] = np.arange(len(group)) - np.searchsorted(ordered, ordered)
-    return ranks
 
 
 def _hash(*parts: int | str) -> int:

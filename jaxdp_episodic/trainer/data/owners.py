@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -179,20 +180,20 @@ class Owners:
           classes: (R,) index of each example's class.
           tasks: (R,) index of the unit above that class; None: no such level.
         """
-        first, _, examples = distinct_pairs(self.codes, classes)
-        person = self.codes[first]
-        in_all = np.bincount(person)
-        in_all = in_all[in_all > 0]
-        most, most_tasks = in_all.max(initial=0), None
+        places = classes.tolist()
+        examples = Counter(zip(self.codes.tolist(), places, strict=True))
+        in_all = within = Counter(person for person, _ in examples)
+        most_tasks = None
         if tasks is not None:
-            of_task, _, within = distinct_pairs(person, tasks[first])
-            most = within.max(initial=0)
-            most_tasks = int(np.bincount(person[of_task]).max(initial=0))
+            above = dict(zip(places, tasks.tolist(), strict=True))
+            within = Counter((person, above[place]) for person, place in examples)
+            in_tasks = Counter(person for person, _ in within)
+            most_tasks = max(in_tasks.values(), default=0)
         return PeopleStatistics(
             len(in_all),
-            int(examples.max(initial=0)),
-            int(most),
-            float(in_all.mean()) if len(in_all) else 0.0,
+            max(examples.values(), default=0),
+            max(within.values(), default=0),
+            len(examples) / max(len(in_all), 1),
             most_tasks,
         )
 
@@ -251,14 +252,3 @@ def owner_of_name(pattern: str) -> Callable[[str], str | None]:
 
 def _many(number: int, one: str, several: str = "") -> str:
     return f"{number:,} {one if number == 1 else several or one + 's'}"
-
-
-def distinct_pairs(
-    first: np.ndarray, second: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns of the distinct pairs of whole numbers, sorted: place, inverse, count."""
-    keys = first * (int(second.max(initial=0)) + 1) + second
-    _, place, inverse, counts = np.unique(
-        keys, return_index=True, return_inverse=True, return_counts=True
-    )
-    return place, inverse.reshape(-1), counts

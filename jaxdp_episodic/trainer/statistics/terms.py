@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import warnings
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -175,17 +176,13 @@ def _pairs_in_classes(
     # third with fourth, and so on. With slots, all slots are paired, and a pair with an
     # empty slot is dropped.
     number = sizes if slots is None else np.full(len(sizes), slots)
-    owner = np.repeat(np.arange(len(sizes)), number)  # slots of a class are consecutive
-    begins = (np.cumsum(number) - number)[owner]
-    order = np.lexsort((generator.random(len(owner)), owner)) - begins
-    rank = np.arange(len(owner)) - begins
-    first = np.flatnonzero((rank % 2 == 0) & (rank + 1 < number[owner]))
-    both = np.stack([order[first], order[first + 1]], axis=1)
-    owner = owner[first]
-    there = (both < sizes[owner, None]).all(axis=1)
-    both, owner = both[there], owner[there]
-    rows = (np.cumsum(sizes) - sizes)[owner, None] + both
-    return rows[:, 0], rows[:, 1]
+    drawn = np.split(generator.random(number.sum()), np.cumsum(number)[:-1])
+    begins, found = np.cumsum(sizes) - sizes, [np.zeros((0, 2), np.int64)]
+    for begin, size, one in zip(begins, sizes, drawn, strict=True):
+        pairs = np.argsort(one, kind="stable")[: len(one) // 2 * 2].reshape(-1, 2)
+        found.append(begin + pairs[(pairs < size).all(axis=1)])
+    first, second = np.concatenate(found).T
+    return first, second
 
 
 def _pairs_of_couples(
@@ -199,29 +196,17 @@ def _pairs_of_couples(
     # first with second, and so on. In each class that both of a couple have, the first
     # example of one is paired with the first of the other, and so on.
     number = int(person.max(initial=-1)) + 1 if slots is None else slots
-    place = generator.permutation(number)[person]
-    kept = np.flatnonzero(
-        place < number // 2 * 2
-    )  # a person without partner is left out
-    place, classes, person = place[kept], classes[kept], person[kept]
-    order = np.lexsort((classes, person))  # to number a person's examples in a class
-    turn = np.empty_like(order)
-    turn[order] = np.arange(len(order)) - _starts(person[order], classes[order])
-    order = np.lexsort((place, turn, classes, place // 2))
-    begins = _starts(*(codes[order] for codes in (place // 2, classes, turn)))
-    first = np.flatnonzero(np.arange(len(order)) != begins) - 1  # both examples exist
-    couple = place[order[first]] // 2
-    rows = kept[order[first]], kept[order[first + 1]]
-    return Terms(rows, np.bincount(couple)[couple], couple)
-
-
-def _starts(*codes: np.ndarray) -> np.ndarray:
-    """Returns, for each index, the start of its run of equal codes."""
-    number = len(codes[0])
-    is_new = np.arange(number) == 0
-    for one in codes:
-        is_new[1:] |= one[1:] != one[:-1]
-    return np.maximum.accumulate(np.where(is_new, np.arange(number), 0))
+    places = generator.permutation(number)[person]
+    owned = collections.defaultdict[Any, list[int]](list)
+    for row, key in enumerate(zip(places.tolist(), classes.tolist(), strict=True)):
+        owned[key].append(row)
+    found = []
+    for (place, one), rows in owned.items():
+        if place % 2 == 0:
+            pairs = zip(rows, owned.get((place + 1, one), ()), strict=False)
+            found += [(place // 2, one, *pair) for pair in pairs]
+    couple, _, first, second = np.array(sorted(found), np.int64).reshape(-1, 4).T
+    return Terms((first, second), np.bincount(couple)[couple], couple)
 
 
 STEPS = 2**18

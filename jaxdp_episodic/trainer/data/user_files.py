@@ -100,8 +100,15 @@ def npz_records(
     if must_be_named:
         refuse_unnamed(path)
     arrays = read_arrays(path, max_bytes=max_bytes)
-    name, values = images_or_features(path, arrays)
-    is_images, what = name == _IMAGES, f"{name} in {path}"
+    given = [name for name in (_IMAGES, "features") if name in arrays]
+    if len(given) != 1:
+        shapes = {name: array.shape for name, array in arrays.items()}
+        raise ValueError(
+            f"{path} must contain labels and either images or features, has {shapes}; "
+            "rename them: np.savez(FILE, images=..., labels=...)"
+        )
+    (name,) = given
+    values, is_images, what = arrays[name], name == _IMAGES, f"{name} in {path}"
     if not values.size:
         raise ValueError(f"{what} must not be empty, got {values.shape}")
     if values.dtype.kind not in "biuf":
@@ -135,7 +142,16 @@ def npz_records(
     number = math.prod(grid)
 
     def column(name: str) -> np.ndarray:
-        return _one_a_record(name, arrays[name], grid, path)
+        """Returns an array with one entry per record, repeating entries per class."""
+        array = arrays[name]
+        if array.shape in (grid, (number,)):
+            return array.reshape(-1)
+        if len(grid) == 2 and array.shape == grid[:1]:
+            return np.repeat(array, grid[1])
+        is_one_hot = array.ndim == 2 and array.dtype.kind in "biuf"
+        hint = f"; of one-hot rows store {name}.argmax(axis=1)" if is_one_hot else ""
+        said = f"{name} in {path} must have one entry for each of {grid}, got"
+        raise ValueError(f"{said} {array.shape}{hint}")
 
     kept = np.arange(number)
     if split is not None:
@@ -162,20 +178,6 @@ def npz_records(
     return Records(table, functools.partial(only, lambda: [whole]), codes)
 
 
-def images_or_features(
-    path: Path, arrays: Mapping[str, np.ndarray]
-) -> tuple[str, np.ndarray]:
-    """Returns the name of the inputs, "images" or "features", and their array."""
-    given = [name for name in (_IMAGES, "features") if name in arrays]
-    if len(given) != 1:
-        shapes = {name: array.shape for name, array in arrays.items()}
-        raise ValueError(
-            f"{path} must contain labels and either images or features, has {shapes}; "
-            "rename them: np.savez(FILE, images=..., labels=...)"
-        )
-    return given[0], arrays[given[0]]
-
-
 def refuse_unnamed(path: Path) -> None:
     """Raises if the classes of an npz file have no names to split them by."""
     if not {"labels", "classes"} & set(array_names(path)):
@@ -199,20 +201,6 @@ def as_images(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind == "b":
         values = values * np.uint8(255)
     return values if values.ndim == 4 else values[..., None]
-
-
-def _one_a_record(
-    name: str, array: np.ndarray, grid: tuple[int, ...], path: Any
-) -> np.ndarray:
-    """Returns an array with one entry per record, repeating entries per class."""
-    if array.shape in (grid, (math.prod(grid),)):
-        return array.reshape(-1)
-    if len(grid) == 2 and array.shape == grid[:1]:
-        return np.repeat(array, grid[1])
-    is_one_hot = array.ndim == 2 and array.dtype.kind in "biuf"
-    hint = f"; of one-hot rows store {name}.argmax(axis=1)" if is_one_hot else ""
-    said = f"{name} in {path} must have one entry for each of {grid}, got"
-    raise ValueError(f"{said} {array.shape}{hint}")
 
 
 # --- CSV and Parquet ---
@@ -326,10 +314,14 @@ def table_records(
         number = len(cells[groups[0]])
     if not number:
         raise ValueError(f"{path} must have at least one record, has none")
-    units = {
-        name if label is None else CLASS: ids_of(cells[name], name, path)
-        for name in groups
-    }
+    units = dict[str, np.ndarray]()
+    for name in groups:
+        for place, cell in enumerate(cells[name]):
+            if cell is None or cell == "":
+                where = _place(path, place)
+                raise ValueError(f"{name!r} must be an id, got nothing in {where}")
+        with _validation.prefixed(path):
+            units[CLASS if label else name] = id_array(name, cells[name])
     public = None if not public_units else list(public_units)
     if public and not _is_csv(path) and next(iter(units.values())).dtype.kind in "iu":
         public = [int(one) for one in public]
@@ -482,17 +474,6 @@ def _number(cell: Any) -> float:
         return float(cell)
     except (TypeError, ValueError, OverflowError):
         return math.nan
-
-
-def ids_of(cells: Sequence[Any], name: str, path: Path) -> np.ndarray:
-    """Returns the ids in a column."""
-    for place, cell in enumerate(cells):
-        if cell is None or cell == "":
-            raise ValueError(
-                f"{name!r} must be an id, got nothing in {_place(path, place)}"
-            )
-    with _validation.prefixed(path):
-        return id_array(name, cells)
 
 
 # --- Does the first line of a CSV file name its columns, or is it a record? ---

@@ -24,7 +24,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     Sampling,
 )
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.step import Bands, GaussianStep
+from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.draw.complete import SEED, CompleteUnits, Needs, simulated
 from jaxdp_episodic.trainer.draw.rows import Epoch
@@ -47,10 +47,22 @@ class GroupSampler:
         assert step.bands is not None
         self._step, self._bands, self._made = step, step.bands, made
         self.population, self._owners = population, owners
+        # The scheme of the grouped level; None if the design itself draws it.
+        named = (one for one in step.design.schemes if one.name == step.bands.level)
+        self._scheme: Any = next(named, None)
+        # Whether each unit's group is drawn independently: no number is public.
+        is_private = step.neighboring_relation == "add_remove"
+        if step.neighboring_relation == "zero_out":
+            is_private = self._scheme is None or self._scheme.population is None
+        is_listed = (
+            isinstance(step.design, GroupedClasses) and step.bands.level == CLASS
+        )
+        is_private = is_private and step.bands.level == step.privacy_unit
+        self._is_independent = is_private and not is_listed
         whole = made(step.design, population, owners)
         self.deal(np.random.default_rng(SEED))  # only the sizes are used
         shapes = [one.slot_shape for one, _ in self._groups]
-        if _is_independent(step):  # a group may get all units of a parent
+        if self._is_independent:  # a group may get all units of a parent
             shapes = [whole.slot_shape]
         self.slot_shape = tuple(map(max, zip(*shapes, strict=True)))
         self.max_units = whole.max_units
@@ -59,10 +71,47 @@ class GroupSampler:
 
     def deal(self, generator: np.random.Generator) -> None:
         """Assigns all units to groups again, at random."""
-        group = _dealt(self._step, self.population, self._owners, generator)
+        group = self._dealt(generator) % self._bands.count
         # A resumed run compares it: another NumPy may draw other groups.
         self.dealt = hashlib.sha256(group.astype("<i8").tobytes()).digest()
         self._groups = [self._group(j, group == j) for j in range(self._bands.count)]
+
+    def _dealt(self, generator: np.random.Generator) -> np.ndarray:
+        """Returns a number that decides the group of each unit, or of each owner."""
+        step, level = self._step, self._bands.level
+        if isinstance(step.design, PeopleBlocks):
+            assert self._owners is not None
+            places = generator.permutation(int(np.asarray(step.design.num_people)))
+            return places[: len(self._owners.names)]
+        names = self.population.level_names
+        slots = filled = self.population.children_counts[names.index(level)]
+        if self._is_independent:
+            return generator.integers(self._bands.count, size=int(filled.sum()))
+        if isinstance(step.design, GroupedClasses) and level == CLASS:
+            slots = np.full(1, int(np.asarray(step.design.num_classes)))
+        elif step.neighboring_relation == "zero_out" and level == step.privacy_unit:
+            slots = np.full(len(filled), int(np.asarray(self._scheme.population)))
+        return random_places(slots, filled, generator)
+
+    def _design(self, index: int) -> Sampling:
+        """Returns the sampling within a group, with the group's own sizes."""
+        design, scheme = self._step.design, self._scheme
+
+        def part(number: Any) -> int:
+            return max(-(-(int(np.asarray(number)) - index) // self._bands.count), 1)
+
+        if isinstance(design, PeopleBlocks):
+            return dataclasses.replace(design, num_people=part(design.num_people))
+        if isinstance(design, GroupedClasses) and self._bands.level == CLASS:
+            classes = design.classes
+            if classes is not None:
+                classes = dataclasses.replace(classes, population=None)
+            number = part(design.num_classes)
+            return dataclasses.replace(design, num_classes=number, classes=classes)
+        if scheme.population is None or self._is_independent:
+            return design
+        population = part(scheme.population)
+        return design.with_scheme(dataclasses.replace(scheme, population=population))
 
     def _group(self, index: int, kept: np.ndarray) -> tuple[EpisodeSampler, np.ndarray]:
         """Returns the sampler of a group, and its examples' rows in the data."""
@@ -82,8 +131,8 @@ class GroupSampler:
         if people is not None:
             codes = np.cumsum(chosen) - 1
             people = Owners(codes[people.codes[kept]], people.names[chosen])
-        tree, design = Population(tuple(counts), names), _design_of(self._step, index)
-        return self._made(design, tree, people), np.flatnonzero(kept)
+        tree = Population(tuple(counts), names)
+        return self._made(self._design(index), tree, people), np.flatnonzero(kept)
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -128,66 +177,3 @@ class GroupSampler:
     def complete_in(self, draw: Draw, needs: Needs) -> int:
         """Returns how many clip units of a draw are complete."""
         return self._groups[0][0].complete_in(draw, needs)
-
-
-def _is_independent(step: GaussianStep) -> bool:
-    """Whether each unit's group is drawn independently: no number is public."""
-    assert step.bands is not None
-    is_private = step.neighboring_relation == "add_remove"
-    if step.neighboring_relation == "zero_out":
-        is_private = _scheme(step) is None or _scheme(step).population is None
-    is_listed = isinstance(step.design, GroupedClasses) and step.bands.level == CLASS
-    return is_private and step.bands.level == step.privacy_unit and not is_listed
-
-
-def _scheme(step: GaussianStep) -> Any:
-    """The scheme of the grouped level; None if the design itself draws it."""
-    level = step.bands.level if step.bands else ""
-    return next((one for one in step.design.schemes if one.name == level), None)
-
-
-def _dealt(
-    step: GaussianStep,
-    population: Population,
-    owners: Owners | None,
-    generator: np.random.Generator,
-) -> np.ndarray:
-    """Returns the group of each unit of the grouped level, or of each owner."""
-    bands, design = step.bands, step.design
-    assert bands is not None
-    if isinstance(design, PeopleBlocks):
-        assert owners is not None
-        places = generator.permutation(int(np.asarray(design.num_people)))
-        return places[: len(owners.names)] % bands.count
-    filled = population.children_counts[population.level_names.index(bands.level)]
-    if _is_independent(step):
-        return generator.integers(bands.count, size=int(filled.sum()))
-    slots = filled
-    if isinstance(design, GroupedClasses) and bands.level == CLASS:
-        slots = np.full(1, int(np.asarray(design.num_classes)))
-    elif step.neighboring_relation == "zero_out" and bands.level == step.privacy_unit:
-        slots = np.full(len(filled), int(np.asarray(_scheme(step).population)))
-    return random_places(slots, filled, generator) % bands.count
-
-
-def _design_of(step: GaussianStep, index: int) -> Sampling:
-    """Returns the sampling within a group, with the group's own sizes."""
-    bands, design = step.bands, step.design
-    assert isinstance(bands, Bands)
-
-    def part(number: Any) -> int:
-        return max(-(-(int(np.asarray(number)) - index) // bands.count), 1)
-
-    if isinstance(design, PeopleBlocks):
-        return dataclasses.replace(design, num_people=part(design.num_people))
-    if isinstance(design, GroupedClasses) and bands.level == CLASS:
-        classes = design.classes
-        if classes is not None:
-            classes = dataclasses.replace(classes, population=None)
-        number = part(design.num_classes)
-        return dataclasses.replace(design, num_classes=number, classes=classes)
-    scheme = _scheme(step)
-    if scheme.population is None or _is_independent(step):
-        return design
-    changed: Any = {"population": part(scheme.population)}
-    return design.with_scheme(dataclasses.replace(scheme, **changed))

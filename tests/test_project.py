@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 62_067,
+    "jaxdp_episodic": 61_972,
     "jaxdp_episodic/accountant/describe": 3_787,
     "jaxdp_episodic/accountant/losses": 5_169,
     "jaxdp_episodic/accountant/methods": 5_930,
@@ -327,12 +327,12 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/bounds": 1_760,
     "jaxdp_episodic/accountant/interop": 1_640,
     "jaxdp_episodic/accountant/report": 2_052,
-    "jaxdp_episodic/trainer/data": 3_492,
-    "jaxdp_episodic/trainer/draw": 1_481,
+    "jaxdp_episodic/trainer/data": 3_447,
+    "jaxdp_episodic/trainer/draw": 1_446,
     "jaxdp_episodic/trainer/config": 1_326,
     "jaxdp_episodic/trainer/gradient": 1_467,
     "jaxdp_episodic/trainer/learners": 2_192,
-    "jaxdp_episodic/trainer/statistics": 1_302,
+    "jaxdp_episodic/trainer/statistics": 1_287,
     "jaxdp_episodic/trainer/run": 6_434,
     "jaxdp_episodic/trainer/audit": 1_813,
     "jaxdp_episodic/tools/requests": 767,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_314,
     "jaxdp_episodic/files": 1_404,
     "experiments": 7_103,
-    "tests": 48_320,
+    "tests": 48_309,
 }
 
 

@@ -318,12 +318,12 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 61_921,
+    "jaxdp_episodic": 61_665,
     "jaxdp_episodic/accountant/describe": 3_787,
     "jaxdp_episodic/accountant/losses": 5_169,
     "jaxdp_episodic/accountant/methods": 5_930,
     "jaxdp_episodic/accountant/numerics": 3_144,
-    "jaxdp_episodic/accountant/questions": 6_080,
+    "jaxdp_episodic/accountant/questions": 5_824,
     "jaxdp_episodic/accountant/bounds": 1_760,
     "jaxdp_episodic/accountant/interop": 1_640,
     "jaxdp_episodic/accountant/report": 2_052,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_314,
     "jaxdp_episodic/files": 1_404,
     "experiments": 7_103,
-    "tests": 48_309,
+    "tests": 48_134,
 }
 
 

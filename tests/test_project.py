@@ -318,9 +318,9 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 61_665,
+    "jaxdp_episodic": 61_602,
     "jaxdp_episodic/accountant/describe": 3_787,
-    "jaxdp_episodic/accountant/losses": 5_169,
+    "jaxdp_episodic/accountant/losses": 5_106,
     "jaxdp_episodic/accountant/methods": 5_930,
     "jaxdp_episodic/accountant/numerics": 3_144,
     "jaxdp_episodic/accountant/questions": 5_824,

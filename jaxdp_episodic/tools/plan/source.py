@@ -118,20 +118,16 @@ def described_source(
     }
     read: Any = spec_from_dict(SOURCES, {"version": 1, **table}, where="data")
     splits = [split for split in SPLITS if split in own | held_out.keys()]
-    divided = getattr(read, "class_split", None)
-    parts = {}
-    if data is not None:
-        parts = {s: divided.part(data, s) if divided else data for s in splits}
-    if files:  # features of a listing are the places of its files
-        files = [files[int(place)] for place in parts[TRAIN].features]
-    if files or any(isinstance(held_out.get(s), str) for s in splits) or data is None:
-        parts = {split: read.read(split, base) for split in splits}
+    parts = {split: read.read(split, base) for split in splits}
     names = list[str]()
     if layout != layouts.STORED:
         train, *others = parts.values()
         rows = rows_held_out(train, others)
-        names = [str(files[row]) for row in rows if files]
-        if rows.size and not files:
+        if data is not None and files:  # features of a listing are places of its files
+            split = getattr(read, "class_split", None)
+            found = split.part(data, TRAIN) if split else data
+            names = [str(files[int(found.features[row])]) for row in rows]
+        elif rows.size:
             level = train.level_names[-2]
             ids = train.unit_column(level)[rows].tolist()
             names = [f"an example of {level} {one!r}" for one in ids]
@@ -191,22 +187,6 @@ def _are_grey(found: Records, size: int) -> bool:
     return np.array_equal(pixels.min(axis=-1), pixels.max(axis=-1))
 
 
-def _split_sizes(classes: int, ways: int | None) -> tuple[int, int, int] | None:
-    """Numbers of validation and test classes, and ways; None: too few classes."""
-    # All stages of a run are compared if there are more validation classes than ways.
-    fifth = round(SHARE * classes)
-    for each in (ways,) if ways else range(WAYS, 1, -1):
-        found = max(fifth, each + 1), max(fifth, each)
-        left = classes - sum(found)
-        if left >= each and (classes < 10 or ways or left >= classes / 2):
-            return *found, each
-    each = ways or 2
-    for validation in (each + 1, each):  # without test classes
-        if classes - validation >= max(each, validation):
-            return validation, 0, each
-    return None
-
-
 def _shares(
     data: ExampleTable, ways: int | None, notes: dict[str, str], path: Path
 ) -> dict[str, Any]:
@@ -221,37 +201,47 @@ def _shares(
             "held-out data by --validation PATH (and --test PATH), or train a "
             'classifier: learner.kind = "classifier" in a config (docs/training.md)'
         )
-    numbers = _split_sizes(len(names), ways)
-    if numbers is None:
+    classes, fifth = len(names), round(SHARE * len(names))
+    # Validation and test classes, and ways. All stages of a run are compared if there
+    # are more validation classes than ways.
+    choices = [
+        (max(fifth, each + 1), max(fifth, each), each)
+        for each in ((ways,) if ways else range(WAYS, 1, -1))
+    ]
+    few = classes / 2 if classes >= 10 and not ways else 0  # to train on
+    choices = [c for c in choices if classes - c[0] - c[1] >= max(c[2], few)]
+    each = ways or 2
+    for validation in (each + 1, each):  # without test classes
+        if classes - validation >= max(each, validation):
+            choices.append((validation, 0, each))
+    if not choices:
         notes["path"] = notes["held out"] = (
-            f"nothing is held out, and there is no score: {len(names)} classes are too "
+            f"nothing is held out, and there is no score: {classes} classes are too "
             "few to hold some out; give held-out data by --validation PATH"
         )
         return {}
-    wanted: dict[str, int] = dict(zip((VALIDATION, TEST), numbers, strict=False))
-    fifth, each = round(SHARE * len(names)), numbers[2]
-    shares = {
-        n: SHARE if k == fifth else round(k / len(names), 3)
-        for n, k in wanted.items()
-        if k
-    }
-    fewest = {VALIDATION: each + (numbers[0] > each), TEST: each, TRAIN: each}
-    wanted[TRAIN] = len(names) - sum(wanted.values())
-    for part in _PARTS[len(names) >= _MANY :]:
-        for number in range(_SALTS):
-            salt = str(number) if number else ""
-            split = ClassSplit(**shares, salt=salt)
-            found = collections.Counter(map(split.split_of, names))
-            least = {n: max(fewest[n], int(part * k)) for n, k in wanted.items() if k}
-            if any(found[n] < number for n, number in least.items()):
-                continue
-            if salt:  # it depends on sizes of the data
-                notes["split_salt"] = (
-                    f"from {_DATA}: the first that leaves every part enough classes; "
-                    "private, as it tells which classes are trained on: use one that "
-                    "was chosen before"
-                )
-            return shares | ({"split_salt": salt} if salt else {})
+    validation, test, each = choices[0]
+    wanted = {VALIDATION: validation, TEST: test, TRAIN: classes - validation - test}
+    wanted = {name: number for name, number in wanted.items() if number}
+    fewest = {VALIDATION: each + (validation > each), TEST: each, TRAIN: each}
+    shares = {n: round(k / classes, 3) for n, k in wanted.items() if n != TRAIN}
+    shares |= {n: SHARE for n in shares if wanted[n] == fifth}
+    for part, number in itertools.product(_PARTS[classes >= _MANY :], range(_SALTS)):
+        salt = str(number) if number else ""
+        found = collections.Counter(
+            map(ClassSplit(**shares, salt=salt).split_of, names)
+        )
+        least = {n: max(fewest[n], int(part * k)) for n, k in wanted.items()}
+        if any(found[name] < number for name, number in least.items()):
+            continue
+        if not salt:
+            return shares
+        # It depends on sizes of the data.
+        notes["split_salt"] = (
+            f"from {_DATA}: the first that leaves every part enough classes; private, "
+            "as it tells which classes are trained on: use one that was chosen before"
+        )
+        return shares | {"split_salt": salt}
     raise ValueError(
         f"{path}: no key of the hash splits its {len(names)} classes (or tasks) with "
         "two examples into large enough parts for training, validation and test; give "

@@ -224,11 +224,12 @@ def recommended_pipeline(
 def _of_features(description: PlanDescription, number: int) -> Pipeline:
     """The pipeline for classes, with this number of fixed features."""
     request, levels = description.request, description.population.level_names
-    total, steps = _ratio_of_statistics(description, number), 0.0
+    config, units, steps = StartConfig(kind=PLDA), _num_contributions(description), 0.0
+    total = _ratio(description, config, -1, config.shares(False)[-1], units, number)
     weighed = {STATISTICS: (total, MIN_STATISTICS)}
     why = (
         f"signal to noise of private statistics: {total:.2g} ({MIN_STATISTICS:g} is "
-        f"needed), from {_num_contributions(description):,.0f} contributions "
+        f"needed), from {units:,.0f} contributions "
         f"({request.privacy_unit or levels[-1]})"
     )
     classes = len(_class_sizes(description))
@@ -240,7 +241,12 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
     start: dict[str, Any] = {"kind": PLDA}
     last, offer = _last_statistic(description, number)
     facts = {"weighed": weighed, "ratio": total, "offer": offer}
-    facts["gains"] = _expected_gains(description, number)
+    if request.privacy_unit in (None, levels[-1]):  # gains were measured so
+        train, sizes = description.train or {}, _class_sizes(description)
+        is_picture = train.get("features", {}).get("kind") == WAVELETS
+        shape = classes, max(float(sizes.mean()), 1.0), number
+        kind = PICTURES if is_picture else NUMBERS
+        facts["gains"] = measured_gains(kind, shape, request.epsilon)
     alone = {"start": start | last, "learner": PLDA, **facts}
     if total < MIN_STATISTICS and steps < MIN_STEPS:
         return Pipeline(
@@ -266,16 +272,6 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
     if without is not None:
         return Pipeline(STATISTICS, f"{why}; {without}", **alone)
     return Pipeline(BOTH, why, start | {"dimensions": _DIMENSIONS}, **facts)
-
-
-def _expected_gains(description: PlanDescription, number: int) -> str:
-    """The measured gains on similar data; "" unless examples are protected."""
-    request, sizes = description.request, _class_sizes(description)
-    if request.privacy_unit not in (None, description.population.level_names[-1]):
-        return ""
-    is_picture = (description.train or {}).get("features", {}).get("kind") == WAVELETS
-    shape = len(sizes), max(float(sizes.mean()), 1.0), number
-    return measured_gains(PICTURES if is_picture else NUMBERS, shape, request.epsilon)
 
 
 def _last_statistic(
@@ -307,12 +303,11 @@ def _last_statistic(
 def _of_numbers(description: PlanDescription, number: int) -> Pipeline:
     """The pipeline for regression."""
     config = StartConfig(kind=MIXED)
-    own = 1 + min(config.slopes, number)
-    entries, line = own * (own + 1) // 2 + 1, 2 + config.powers * number
-    ratio = min(
-        _ratio_of_moments(description, config, entries, of_pairs=True),
-        _ratio_of_moments(description, config, line, of_pairs=False),
-    )
+    own, shares = 1 + min(config.slopes, number), config.shares(True)
+    # Moment -> its place, its share, contributions, and entries.
+    line = 0, shares[0], _num_contributions(description), 2 + config.powers * number
+    pairs = 1, max(shares[1:]), _num_pairs(description), own * (own + 1) // 2 + 1
+    ratio = min(_ratio(description, config, *m) / m[-1] for m in (line, pairs))
     why = (
         f"signal to noise of a mixed model's moments: {ratio:.3g} "
         f"({MIN_MIXED_RATIO:g} is needed)"
@@ -332,30 +327,22 @@ def _of_numbers(description: PlanDescription, number: int) -> Pipeline:
 # --- Ratios of signal to noise ---
 
 
-def _ratio_of_moments(
+def _ratio(
     description: PlanDescription,
     config: StartConfig,
+    place: int,
+    share: float,
+    number: float,
     directions: int,
-    *,
-    of_pairs: bool,
 ) -> float:
-    """Mean signal per direction, divided by the largest eigenvalue of the noise."""
-    request, shares = description.request, config.shares(True)
-    number = _num_pairs(description) if of_pairs else _num_contributions(description)
-    share = max(shares[1:]) if of_pairs else shares[0]
-    levels = description.population.level_names
-    step = _statistics(request, levels, config)[int(of_pairs)]
+    """Contributions to a statistic, divided by the largest eigenvalue of their noise.
+
+    ``place`` is that of the statistic, ``share`` its part of the squared distances.
+    """
+    request, levels = description.request, description.population.level_names
+    step = _statistics(request, levels, config)[place]
     noise = noise_of_one(step, request) * contribution_norm(step) / math.sqrt(share)
-    return number / directions / (noise * math.sqrt(2 * directions))
-
-
-def _ratio_of_statistics(description: PlanDescription, number: int) -> float:
-    """Trace of the total covariance, divided by the largest eigenvalue of its noise."""
-    config, levels = StartConfig(kind=PLDA), description.population.level_names
-    step = _statistics(description.request, levels, config)[-1]
-    noise = noise_of_one(step, description.request) * contribution_norm(step)
-    noise /= math.sqrt(config.shares(False)[-1])
-    return _num_contributions(description) / (noise * math.sqrt(2 * number))
+    return number / (noise * math.sqrt(2 * directions))
 
 
 def _ratio_of_steps(description: PlanDescription, number: int) -> float:

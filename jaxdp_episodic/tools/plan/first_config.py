@@ -89,7 +89,11 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
     ):
         plan = make_plan(request, description.population)
         remarks = plans.advice(plan)
-    config = _config(description, plan, pipeline)
+    config: Any = _without_episodes(description)
+    if plan is not None:  # then there are data, and a table train
+        config = plans.training_config(plan, description)
+    config = pipeline.config(config)
+    config = {key: config[key] for key in _ORDER if key in config} | config
     if pipeline.learner == MIXED:
         most = largest_target(source.parts.get(VALIDATION, data))
         config["start"] = {**config["start"], "target_bound": most}
@@ -112,8 +116,7 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
         remarks.append(
             f"duplicates: {number:,} training {are} held out, too; {done}: "
             f"{', '.join(source.duplicates[:_MOST_NAMED])}"
-            + f" and {rest:,} more"
-            * (rest > 0)
+            f"{f' and {rest:,} more' * (rest > 0)}"
         )
     return head + to_toml(config, comments), remarks
 
@@ -131,7 +134,14 @@ def _description(source: Source, wishes: Wishes) -> question.PlanDescription:
     shots = wishes.shots
     if shots is None:
         shots = _TASK_SHOTS if is_regression else SHOTS
-    _check_shots(source, shots)
+    for name, part in source.parts.items():
+        most = int(part.population.children_counts[-1].max())
+        if shots >= most:
+            raise ValueError(
+                f"--shots must be less than {most}, the number of examples of the "
+                f"largest {part.level_names[0]} of {name!r}, as a query is needed, "
+                f"got {shots}"
+            )
     ways = None if is_regression else _ways(source, wishes)
     sizes, size = data.population.children_counts[1], 2 * shots
     relation, population = wishes.relation or ADD_REMOVE, wishes.population
@@ -167,24 +177,10 @@ def _description(source: Source, wishes: Wishes) -> question.PlanDescription:
     return question.PlanDescription.of(request, data, *tables)
 
 
-def _check_shots(source: Source, shots: int) -> None:
-    """Refuses shots that leave no class of some part a query."""
-    for name, part in source.parts.items():
-        most = int(part.population.children_counts[-1].max())
-        if shots >= most:
-            raise ValueError(
-                f"--shots must be less than {most}, the number of examples of the "
-                f"largest {part.level_names[0]} of {name!r}, as a query is needed, "
-                f"got {shots}"
-            )
-
-
 def _ways(source: Source, wishes: Wishes) -> int:
     """Classes per episode: at most those of each part, fewer than for validation."""
-    numbers = {
-        name: int(np.count_nonzero(part.population.children_counts[-1]))
-        for name, part in source.parts.items()
-    }
+    sizes = {name: p.population.children_counts[-1] for name, p in source.parts.items()}
+    numbers = {name: int(np.count_nonzero(one)) for name, one in sizes.items()}
     smallest = min(numbers, key=numbers.__getitem__)
     fewest = numbers[smallest]
     if fewest < 2:
@@ -244,21 +240,6 @@ def _train_table(source: Source, ways: int | None, unit: str) -> dict[str, Any]:
         # The last stage is always released, so it should retain the features.
         table["model"] = {**table["model"], "skip": True}
     return table
-
-
-def _config(
-    description: question.PlanDescription,
-    plan: plans.Plan | None,
-    pipeline: pipelines.Pipeline,
-) -> dict[str, Any]:
-    """The config of the pipeline, with the recommended design if it draws episodes."""
-    if plan is not None:
-        config = plans.training_config(plan, description)
-        assert config is not None  # there are data, and a table train
-    else:
-        config = _without_episodes(description)
-    config = pipeline.config(config)
-    return {**{key: config[key] for key in _ORDER if key in config}, **config}
 
 
 def _without_episodes(description: question.PlanDescription) -> dict[str, Any]:
@@ -363,14 +344,11 @@ def _prices(
     request, tree = description.request, description.population
     others = [dataclasses.replace(request, epsilon=epsilon) for epsilon in _EPSILONS]
     if plan is None:
-        noises = [
-            pipelines.noise_of_one(pipelines.one_release(other), other)
-            for other in others
-        ]
-        return [
-            "Noise of one sum of all examples, as a multiple of their norm:",
-            *map("  epsilon {:g}: {:.4g}".format, _EPSILONS, noises),
-        ]
+        lines = ["Noise of one sum of all examples, as a multiple of their norm:"]
+        for one in others:
+            noise = pipelines.noise_of_one(pipelines.one_release(one), one)
+            lines.append(f"  epsilon {one.epsilon:g}: {noise:.4g}")
+        return lines
     best, design = plan.recommended, plan.recommended.design
     setting = np.array([best.episodes_per_step]), np.array([best.num_steps])
 
@@ -380,8 +358,8 @@ def _prices(
         noise = dataclasses.replace(design, request=left).noise(*setting)
         return f"noise {noise[0]:.4g}, {complete[0]:.3g} complete a step"
 
-    lines = [f"  epsilon {one.epsilon:g}: {price(one, design)}" for one in others]
-    lines.insert(0, "The recommended design at other epsilons:")
+    lines = ["The recommended design at other epsilons:"]
+    lines += [f"  epsilon {one.epsilon:g}: {price(one, design)}" for one in others]
     if request.privacy_unit != tree.level_names[1]:
         return lines
     sizes = tree.children_counts[1]

@@ -53,7 +53,7 @@ class Design:
     is_multistage: bool  # False if all examples of a drawn unit take part
     most_episodes: int  # the largest number that a step can have
 
-    def is_poisson_form_of(self, other: Design) -> bool:
+    def poisson_of(self, other: Design) -> bool:
         """Whether this draws and clips the same as ``other``, by Poisson sampling."""
         ours = self.scheme, self.clip_unit, self.examples, self.is_multistage
         theirs = other.clip_unit, other.examples, other.is_multistage
@@ -298,11 +298,7 @@ def make_plan(
             try:
                 settings, gain = budgeted(design, weight), ""
                 if design.scheme == question.EPOCHS:
-                    forms = [
-                        one
-                        for one in candidates
-                        if one.design.is_poisson_form_of(design)
-                    ]
+                    forms = [c for c in candidates if c.design.poisson_of(design)]
                     settings, gain = in_epochs(design, settings, forms)
                 candidates += _candidates(design, *settings, weight)
             except (ValueError, NotImplementedError) as error:
@@ -317,8 +313,12 @@ def make_plan(
             f"({reasons or 'no finite noise'})"
         )
     costs = [(-c.signal_to_noise, -c.num_steps, c.total_episodes) for c in candidates]
-    front = _front(np.array(costs).T).tolist()
-    return Plan(candidates, front, recommended(candidates), left_out, gains)
+    is_on_front, front = [False] * len(costs), np.empty((0, 3))
+    for index in sorted(range(len(costs)), key=costs.__getitem__):
+        if not np.any(np.all(front <= costs[index], axis=1)):
+            is_on_front[index] = True
+            front = np.append(front, [costs[index]], axis=0)
+    return Plan(candidates, is_on_front, recommended(candidates), left_out, gains)
 
 
 def _candidates(
@@ -437,21 +437,13 @@ def effective_steps(
     *,
     is_one: bool,
 ) -> np.ndarray:
-    """Returns the number of noiseless steps that gain as much; an *estimate*.
-
-    On a smooth loss a gradient step of the best length gains
-    ``|g|^2 / (|g|^2 + E|noise|^2)`` of what it would gain without noise. With
-    contributions of the clip norm whose mean has norm ``alignment`` (``a``), over
-    ``m`` episodes and ``d`` directions, the ratio of the squared norms of signal and
-    noise is ``a^2 / ((1 - a^2)/m + d noise_multiplier^2 / m^2)``. If the mean of all
-    episodes is clipped as one contribution (``is_one``), its norm is 1 and the squared
-    norm of the noise is ``d noise_multiplier^2``. The estimate ignores curvature,
-    adaptive optimizers and shrinking gradients: it ranks designs and does not predict
-    accuracy.
-
-    Reference: Bottou, Curtis, Nocedal (2018), arXiv:1606.04838v3, Lemma 4.4 at its best
-    step length.
-    """
+    """Returns the number of noiseless steps that gain as much; an *estimate*."""
+    # On a smooth loss a gradient step of the best length gains
+    # |g|^2 / (|g|^2 + E|noise|^2) of what it would gain without noise: Bottou, Curtis,
+    # Nocedal (2018), arXiv:1606.04838v3, Lemma 4.4. Contributions have the clip norm,
+    # and their mean the norm ``alignment``. If the mean is clipped as one contribution,
+    # its norm is 1. Curvature, adaptive optimizers and shrinking gradients are left
+    # out: the estimate ranks designs and does not predict accuracy.
     m, aligned = episodes_per_step, learning.alignment**2
     added = learning.effective_dimension * noise_multiplier**2
     with np.errstate(divide="ignore"):  # without a complete episode nothing is gained
@@ -566,16 +558,3 @@ def with_bands(config: dict[str, Any], plan: Plan) -> tuple[dict[str, Any], str]
 def _table_of(sampling: Any) -> dict[str, Any]:
     """A sampling as the table of a config."""
     return {k: v for k, v in sampling.to_dict().items() if k != "version"}
-
-
-def _front(costs: np.ndarray) -> np.ndarray:
-    """Returns (n,) flags: the columns of the (3, n) costs that no other dominates."""
-    order = np.lexsort(costs[::-1])
-    is_on_front = np.zeros(costs.shape[1], bool)
-    front = np.zeros((costs.shape[0], 0))
-    for index in order.tolist():
-        point = costs[:, index : index + 1]
-        if not np.any(np.all(front <= point, axis=0)):
-            is_on_front[index] = True
-            front = np.concatenate([front, point], axis=1)
-    return is_on_front

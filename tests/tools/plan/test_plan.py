@@ -131,7 +131,7 @@ def test_epochs_are_compared_at_the_best_poisson_setting(number, is_cheaper):
     )
     designs = possible_designs(request, tree)
     poisson, whole, epochs, *_ = designs
-    assert poisson.is_poisson_form_of(epochs) and not whole.is_poisson_form_of(epochs)
+    assert poisson.poisson_of(epochs) and not whole.poisson_of(epochs)
     one = Candidate(
         poisson, number, number, 60, 1.0, 1.0, total_episodes=60, effective_steps=1
     )

@@ -53,7 +53,18 @@ def do_epsilon(o: command.Options) -> list[str]:
         # Before the work, so that a wrong name costs no time.
         check_suffix(o.out)
         o.out.parent.mkdir(parents=True, exist_ok=True)
-        return [*(_batch(o) if o.batch else _per_unit(o)), f"written: {o.out}"]
+        if not o.batch:
+            return [*_per_unit(o), f"written: {o.out}"]
+        with command.waiting("answering") as say:
+            number, failed, first = batch.answer_file(
+                o.batch,
+                o.out,
+                method=o.method or "rdp",
+                on_rows=lambda rows: say(f"{rows:,} rows answered"),
+            )
+        lines = [f"{number:,} rows, {failed:,} with an error"]
+        lines += [f"the first: {first}"] if first else []
+        return [*lines, f"written: {o.out}"]
     if o.ledger:
         return _of_ledgers(o)
     given = {"delta": o.delta, "num_steps": o.num_steps}
@@ -80,19 +91,6 @@ def do_log(o: command.Options) -> list[str]:
             records.append(row | {"hash": charge.hash.hex()})
         records += [{"kind": "log", **record} for record in file.log()]
     return [json.dumps(record, allow_nan=False) for record in records]
-
-
-def _batch(o: command.Options) -> list[str]:
-    """Answers a file of requests; reports how many rows have errors."""
-    with command.waiting("answering") as say:
-        number, failed, first = batch.answer_file(
-            o.batch,
-            o.out,
-            method=o.method or "rdp",
-            on_rows=lambda rows: say(f"{rows:,} rows answered"),
-        )
-    lines = [f"{number:,} rows, {failed:,} with an error"]
-    return [*lines, *([f"the first: {first}"] if first else [])]
 
 
 def _per_unit(o: command.Options) -> list[str]:

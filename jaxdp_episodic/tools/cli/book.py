@@ -36,7 +36,7 @@ _RULES = {
 def do_create(o: Options) -> list[str]:
     """The command ``book create``."""
     o.subject = shown(o.file_or_url)
-    from jaxdp_episodic.tools.train.run import protected_by
+    from jaxdp_episodic.tools.train.run import protected_by, run_of_config
 
     protected = protected_by(read_config(o.run), o.run.parent)
     total: dict[str, Any] = {"epsilon": o.epsilon, "delta": o.delta}
@@ -62,7 +62,15 @@ def do_create(o: Options) -> list[str]:
                     "files of a menu must have different names, got two named "
                     f"{path.stem!r}"
                 )
-            menu[path.stem] = _whole_run_of(path)
+            if "data" in read_toml(path):  # a training config
+                menu[path.stem] = run_of_config(read_config(path), path.parent)
+                continue
+            menu[path.stem] = run = _run_of_request(path)
+            if isinstance(run, AdaptiveRun):
+                raise NotImplementedError(
+                    f"step of {path}: an adaptive run with prices or rules is no "
+                    "composition, so it cannot be on a menu"
+                )
         quotas = {path.stem: number for path, number in files} if o.quota else None
         total |= {"menu": menu, "quotas": quotas}
         terms = book.create_book(o.file_or_url, protected, **total)
@@ -121,21 +129,6 @@ def do_close(o: Options) -> list[str]:
     if content.is_closed:
         return ["it was closed already"]
     return [f"closed; {_guarantee(content.terms)}, which does not shrink"]
-
-
-def _whole_run_of(path: Path) -> ComposedSteps:
-    """The composition that a training config or a request describes."""
-    if "data" in read_toml(path):
-        from jaxdp_episodic.tools.train.run import run_of_config
-
-        return run_of_config(read_config(path), path.parent)
-    run = _run_of_request(path)
-    if isinstance(run, AdaptiveRun):
-        raise NotImplementedError(
-            f"step of {path}: an adaptive run with prices or rules is no composition, "
-            "so it cannot be on a menu"
-        )
-    return run
 
 
 def _run_of_request(path: Path) -> ComposedSteps | AdaptiveRun:

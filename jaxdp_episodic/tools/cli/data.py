@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
-from typing import Any
 
 from jaxdp_episodic._progress import ProgressBar, standard_error
 from jaxdp_episodic.accountant.describe.spec import spec_fields
@@ -13,7 +13,7 @@ from jaxdp_episodic.tools.cli.command import Options, facts
 from jaxdp_episodic.trainer.data import folders as layouts
 from jaxdp_episodic.trainer.data.sources import LAYOUTS, ParquetColumns
 from jaxdp_episodic.trainer.data.splits import SPLITS, TEST, TRAIN, VALIDATION
-from jaxdp_episodic.trainer.data.stored import Records, load_stored, store
+from jaxdp_episodic.trainer.data.stored import load_stored, store
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 # What can be imported.
@@ -43,8 +43,17 @@ def do_import(o: Options) -> list[str]:
         )
     o.refuse_others(layout, _LAYOUTS_OF, "--layout ")
     given = o.given("owner", *_OPTIONS)
-    splits = _splits(o, layout, given)
-    names = {k: Path(v).name for k, v in given.items() if k in (VALIDATION, TEST)}
+    held_out = {name: text for name, text in given.items() if name in SPLITS}
+    names = {name: Path(text).name for name, text in held_out.items()}
+    for name, text in held_out.items():  # a share, or the path of a source
+        with contextlib.suppress(ValueError):
+            held_out[name] = float(text)
+    source = _SOURCES[layout](path=str(o.source), **given | held_out)
+    there = {TRAIN, *held_out}
+    if layout == layouts.MINI_IMAGENET:
+        there = {*layouts.split_folders(o.source)}
+    bound = {"max_bytes": _ANY} if layout in (layouts.NPZ, layouts.PARQUET) else {}
+    splits = {s: source.records(s, **bound) for s in SPLITS if s in there}
     made_from = {"layout": layout, "source": o.source.name, **given, **names}
     begun = time.perf_counter()
     with ProgressBar(standard_error(), "records", 0) as bar:
@@ -72,25 +81,6 @@ def do_check(o: Options) -> list[str]:
         for text in _people_row(load_stored(o.folder, split)).values():
             lines += facts({split: text}, _WIDTH)
     return lines
-
-
-def _splits(o: Options, layout: str, given: dict[str, Any]) -> dict[str, Records]:
-    """The records of each split."""
-    held_out = {k: _share_or_path(v) for k, v in given.items() if k in SPLITS}
-    source = _SOURCES[layout](path=str(o.source), **given | held_out)
-    there = {TRAIN, *held_out}
-    if layout == layouts.MINI_IMAGENET:
-        there = {*layouts.split_folders(o.source)}
-    bound = {"max_bytes": _ANY} if layout in (layouts.NPZ, layouts.PARQUET) else {}
-    return {s: source.records(s, **bound) for s in SPLITS if s in there}
-
-
-def _share_or_path(text: str) -> float | str:
-    """The value of an option that is a number or the path of a source."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _people_row(table: ExampleTable) -> dict[str, str]:

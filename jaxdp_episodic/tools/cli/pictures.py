@@ -68,27 +68,7 @@ def do_sweep(o: command.Options) -> list[str]:
         done, total = saved
         return f"; {done} of {total} chunks are saved; the same command continues"
 
-    o.left_behind = left_behind
-    try:
-        outcome = _outcome(o)
-        picture = {} if outcome.table is None else {"picture": _picture(o.out)}
-    except OSError as error:  # a failing disk leaves saved chunks intact
-        raise OSError(command.reason(error, str(o.file)) + left_behind()) from error
-    many, evaluated = outcome.num_chunks, "nothing: all were there"
-    if number := outcome.num_evaluated:
-        rate = number / outcome.seconds
-        evaluated = f"{number:,} in {outcome.seconds:,.1f} s, {rate:,.0f} a second"
-    chunks = "1 chunk" if many == 1 else f"{many:,} chunks"
-    rows = {"settings": f"{outcome.size:,} in {chunks}", "evaluated": evaluated}
-    if outcome.table is not None:
-        rows["table"] = str(outcome.table)
-    warned = [f"warning: {text}" for text in outcome.warnings]
-    return [*command.facts(rows | picture), *warned]
-
-
-def _outcome(o: command.Options) -> run.Outcome:
-    """The outcome of a sweep, or of its part."""
-    part = None
+    o.left_behind, part = left_behind, None
     if o.shard is not None:
         if o.collect:
             raise ValueError("--collect joins all shards, so leave out --shard")
@@ -96,20 +76,29 @@ def _outcome(o: command.Options) -> run.Outcome:
         if numbers is None or int(numbers[1]) > int(numbers[2]):
             raise ValueError(f"--shard must be I/N with 1 <= I <= N, got {o.shard!r}")
         part = int(numbers[1]), int(numbers[2])
-    sweep = read_sweep(o.file)
+    sweep, rows = read_sweep(o.file), dict[str, str]()
     engine = None if o.collect else run.on_devices
     if engine is not None and o.engine == "ray":
         engine = run.RayEngine(o.ray_address, o.ray_cpus, o.ray_gpus, o.ray_retries)
-    console = standard_error()
-    return run.run_sweep(sweep, o.out, engine=engine, part=part, console=console)
-
-
-def _picture(folder: Path) -> str:
-    """Draws the default picture; the table is kept without one if that fails."""
+    how = {"engine": engine, "part": part, "console": standard_error()}
     try:
-        return ", ".join(map(str, draw(folder)))
-    except (ImportError, ValueError) as error:
-        return f"none: {error}"
+        outcome = run.run_sweep(sweep, o.out, **how)
+        if outcome.table is not None:  # it is kept if it cannot be drawn
+            try:
+                picture = ", ".join(map(str, draw(o.out)))
+            except (ImportError, ValueError) as error:
+                picture = f"none: {error}"
+            rows = {"table": str(outcome.table), "picture": picture}
+    except OSError as error:  # a failing disk leaves saved chunks intact
+        raise OSError(command.reason(error, str(o.file)) + left_behind()) from error
+    many, evaluated = outcome.num_chunks, "nothing: all were there"
+    if number := outcome.num_evaluated:
+        rate = number / outcome.seconds
+        evaluated = f"{number:,} in {outcome.seconds:,.1f} s, {rate:,.0f} a second"
+    chunks = "1 chunk" if many == 1 else f"{many:,} chunks"
+    first = {"settings": f"{outcome.size:,} in {chunks}", "evaluated": evaluated}
+    warned = [f"warning: {text}" for text in outcome.warnings]
+    return [*command.facts(first | rows), *warned]
 
 
 _REDIRECT = """<!doctype html>

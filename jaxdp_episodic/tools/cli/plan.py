@@ -22,7 +22,7 @@ from jaxdp_episodic.tools.plan.first_config import Wishes, first_config
 from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
 from jaxdp_episodic.tools.plan.plan import Plan as Candidates, advice, make_plan
 from jaxdp_episodic.tools.plan.question import PlanDescription, plan_around, read_plan
-from jaxdp_episodic.tools.plan.source import described_source
+from jaxdp_episodic.tools.plan.source import Source, described_source
 from jaxdp_episodic.tools.plots.plan import draw_plan
 from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
@@ -47,8 +47,18 @@ def do_plan(o: command.Options) -> list[str]:
     lines = _table(plan, draws)
     if config is not None:
         lines += ["", weighed] if weighed else []
-        head = _comment(plan, pipeline, weighed)
-        write_atomically(out / plans.CONFIG, head + to_toml(config))
+        heads = ["Written by `jaxdp-episodic plan`."]
+        heads += [f"{pipeline.name}: {pipeline.reason}."] if pipeline.name else []
+        if draws:
+            best = plan.recommended
+            heads += [
+                f"{weighed}.",
+                f"{best.design.name}: {best.episodes_per_step:,.6g} episodes a step, "
+                f"signal to noise {best.signal_to_noise:.4g} at a noise multiplier of "
+                f"about {best.noise_multiplier:.4g}, which `train` calibrates.",
+            ]
+        head = "".join(f"# {line}\n" for line in heads)
+        write_atomically(out / plans.CONFIG, f"{head}\n{to_toml(config)}")
         written.append(str(out / plans.CONFIG))
     if pipeline.name:
         lines += ["", *pipeline.lines]
@@ -114,22 +124,6 @@ def relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:
     return config | moved
 
 
-def _comment(plan: Candidates, pipeline: Pipeline, weighed: str) -> str:
-    head = "# Written by `jaxdp-episodic plan`.\n"
-    if pipeline.name:
-        head += f"# {pipeline.name}: {pipeline.reason}.\n"
-    if pipeline.learner is not None:  # no episode is drawn
-        return head + "\n"
-    best = plan.recommended
-    return (
-        f"{head}"
-        f"# {weighed}.\n"
-        f"# {best.design.name}: {best.episodes_per_step:,.6g} episodes a step, signal "
-        f"to noise {best.signal_to_noise:.4g} at a noise multiplier of about "
-        f"{best.noise_multiplier:.4g}, which `train` calibrates.\n\n"
-    )
-
-
 def _table(plan: Candidates, draws: bool) -> list[str]:
     """The best setting of each design as a table; the recommended one is marked."""
     names = "design,episodes,complete,steps,noise,signal/noise,effective steps"
@@ -170,39 +164,23 @@ def do_init(o: command.Options) -> list[str]:
     source = described_source(o.source, o.out, **how, **given)
     wishes = Wishes(**{field.name: getattr(o, field.name) for field in fields(Wishes)})
     text, remarks = first_config(source, wishes)
+    table, base = tomllib.loads(text), o.out.parent
     with command.waiting("checking the config as training would (all data are read)"):
-        config = _check(text, o.out.parent)
-    written = {o.out: text} | _more_files(o, config, tomllib.loads(text))
-    for path, content in written.items():
-        with open(path, "x", encoding="utf-8", opener=owner_only) as file:
-            file.write(content)  # it holds private numbers
-    rows = {"source": f"{o.source} ({source.layout})"}
-    for split, part in source.parts.items():
-        rows[split] = ", ".join(f"{k} {n:,}" for k, n in part.num_units.items())
-    if set(source.parts) == {TRAIN}:
-        too_few = source.notes.get("held out")
-        rows["held out"] = too_few or _nothing_held_out(source.layout)
-    for key in ("label", "groups", "features"):
-        if key in source.notes:
-            names = source.table[key]
-            few = [names] if isinstance(names, str) else names[:_MOST_SHOWN]
-            rest = 0 if isinstance(names, str) else len(names) - len(few)
-            shown = ", ".join(few) + (f" and {rest:,} more" if rest else "")
-            rows[key] = f"{shown} ({source.notes[key]})"
-    last = {
-        "written": f"{', '.join(map(str, written))}; read the comments, then",
-        "next": f"{PROGRAM} train {shlex.quote(str(o.out))} --out runs/1",
-    }
-    return [*command.facts(rows, 10), *remarks, *command.facts(last, 10)]
+        from jaxdp_episodic.trainer.run.assemble import checked_run
 
-
-def _more_files(
-    o: command.Options, config: TrainingConfig, table: dict[str, Any]
-) -> dict[Path, str]:
-    """The files that --plan and --tune name, with their text."""
-    base, texts = o.out.parent, dict[str, str]()
+        try:
+            config = TrainingConfig.from_dict(table, where="config")
+            checked_run(config, base)
+        except command.USER_ERRORS as error:
+            raise ValueError(
+                f"nothing is written, as training would refuse the config: {error}; "
+                "change the data or the options (--population, --relation, --shots, "
+                "--ways, --unit, --epsilon)"
+            ) from error
+    written = {o.out: text}
     if o.plan is not None:
-        texts["plan"] = to_toml(relocated(plan_around(config, table), base))
+        head = f"# For `{PROGRAM} plan {o.plan} --out DIR`.\n\n"
+        written[o.plan] = head + to_toml(relocated(plan_around(config, table), base))
     if o.tune is not None:
         if config.evaluation is None:
             raise ValueError(
@@ -213,39 +191,43 @@ def _more_files(
 
         note = "runs are compared on held-out data: set true if they are public"
         search = search_around(relocated(table, base), config, base)
-        texts["tune"] = to_toml(search, {"held_out_is_public": note})
-    heads = {k: f"# For `{PROGRAM} {k} {getattr(o, k)} --out DIR`.\n\n" for k in texts}
-    return {getattr(o, k): heads[k] + text for k, text in texts.items()}
+        head = f"# For `{PROGRAM} tune {o.tune} --out DIR`.\n\n"
+        written[o.tune] = head + to_toml(search, {"held_out_is_public": note})
+    for path, content in written.items():
+        with open(path, "x", encoding="utf-8", opener=owner_only) as file:
+            file.write(content)  # it holds private numbers
+    last = {
+        "written": f"{', '.join(map(str, written))}; read the comments, then",
+        "next": f"{PROGRAM} train {shlex.quote(str(o.out))} --out runs/1",
+    }
+    return [*_described(o.source, source), *remarks, *command.facts(last, 10)]
 
 
-def _nothing_held_out(layout: str) -> str:
-    """What follows if no data are held out, and how to hold out a part."""
-    advice = (
-        "give the classes names (an array 'classes' or 'labels'), or paths of other "
-        "data as validation and test under [data], and an [evaluation]"
-    )
-    if layout == STORED:
-        advice = "import the data with --validation and --test"
-    return (
-        "nothing, so no stage is chosen and there is no score: the last stage is "
-        f"released even if it is worse than the features; {advice}"
-    )
-
-
-def _check(text: str, base: Path) -> TrainingConfig:
-    """Returns the parsed config; refuses one that training would refuse."""
-    from jaxdp_episodic.trainer.run.assemble import checked_run
-
-    try:
-        config = TrainingConfig.from_dict(tomllib.loads(text), where="config")
-        checked_run(config, base)
-    except command.USER_ERRORS as error:
-        raise ValueError(
-            f"nothing is written, as training would refuse the config: {error}; change "
-            "the data or the options (--population, --relation, --shots, --ways, "
-            "--unit, --epsilon)"
-        ) from error
-    return config
+def _described(path: Path, source: Source) -> list[str]:
+    """The parts of a source, and how its columns were chosen."""
+    rows = {"source": f"{path} ({source.layout})"}
+    for split, part in source.parts.items():
+        rows[split] = ", ".join(f"{k} {n:,}" for k, n in part.num_units.items())
+    if set(source.parts) == {TRAIN}:
+        advice = (
+            "give the classes names (an array 'classes' or 'labels'), or paths of "
+            "other data as validation and test under [data], and an [evaluation]"
+        )
+        if source.layout == STORED:
+            advice = "import the data with --validation and --test"
+        rows["held out"] = source.notes.get("held out") or (
+            "nothing, so no stage is chosen and there is no score: the last stage is "
+            f"released even if it is worse than the features; {advice}"
+        )
+    for key in ("label", "groups", "features"):
+        if key in source.notes:
+            names = source.table[key]
+            names = [names] if isinstance(names, str) else names
+            shown = ", ".join(names[:_MOST_SHOWN])
+            if (rest := len(names) - _MOST_SHOWN) > 0:
+                shown += f" and {rest:,} more"
+            rows[key] = f"{shown} ({source.notes[key]})"
+    return command.facts(rows, 10)
 
 
 def do_report(o: command.Options) -> list[str]:
@@ -262,7 +244,18 @@ def do_report(o: command.Options) -> list[str]:
             return [report_in_words(report), "", *(f"* {text}" for text in said)]
         keys = read_toml(o.file).keys()
         if "episode" in keys:  # a plan
-            return [_of_plan(o.file)]
+            description = read_plan(o.file)
+            for table in ("data", "train"):
+                if getattr(description, table) is None:
+                    raise ValueError(
+                        f"a plan without the table {table} recommends no run to "
+                        "report on"
+                    )
+            *_, planned, _ = _searched(description, o.file.parent, None)
+            if planned is None:
+                raise ValueError(f"a plan recommends no run here; {_NO_CONFIG}")
+            config = TrainingConfig.from_dict(planned, where="config")
+            return [_of_config(config, o.file.parent)]
         if "learner" in keys:  # a run
             return [_of_config(read_config(o.file), o.file.parent)]
         request = read_request(o.file, EpsilonRequest)
@@ -272,19 +265,6 @@ def do_report(o: command.Options) -> list[str]:
         step: Any = request.planned("report")
         report = privacy_report(step, num_steps=request.num_steps, **asked)
         return [report_in_words(report)]
-
-
-def _of_plan(file: Path) -> str:
-    description = read_plan(file)
-    for table in ("data", "train"):
-        if getattr(description, table) is None:
-            raise ValueError(
-                f"a plan without the table {table} recommends no run to report on"
-            )
-    _, _, config, _ = _searched(description, file.parent, None)
-    if config is None:
-        raise ValueError(f"a plan recommends no run here; {_NO_CONFIG}")
-    return _of_config(TrainingConfig.from_dict(config, where="config"), file.parent)
 
 
 def _of_config(config: TrainingConfig, base: Path) -> str:

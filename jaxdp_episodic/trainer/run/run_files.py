@@ -15,7 +15,6 @@ import hashlib
 import io
 import json
 import shutil
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from contextvars import ContextVar
@@ -202,15 +201,17 @@ class StepProgress(NamedTuple):
 
 # --- Runs of version 0.2 ---
 
-# They were a ledger, a journal of releases, Orbax checkpoints, a log, the best
-# parameters and the running epoch, each in files of its own.
-_HEAD = struct.Struct("<QQQ8s8s")  # step, checkpoint, length, run, hash of these
+# They were a ledger, a journal of releases since the checkpoint, Orbax checkpoints, a
+# log, the best parameters and the running epoch, each in files of its own.
 _FORMAT = 5  # of checkpoints
 KEPT = "imported"  # folder for the imported files
 
 
 def import_old_run(folder: Path, like: Any) -> None:
-    """Makes ``run.sqlite`` from a run of version 0.2, then moves its files aside."""
+    """Makes ``run.sqlite`` from a run of version 0.2, then moves its files aside.
+
+    The journal is not read. A killed run gives up the steps after its checkpoint.
+    """
     if not (folder / OLD_LEDGER).exists():
         return
     if not (folder / STORE).exists():
@@ -242,14 +243,10 @@ def _make_store(folder: Path, like: Any) -> None:
             taken = meta["charged_steps"]
             arrays = jax.device_get(jax.tree.leaves(state))
             store.save(taken, arrays, meta["run"], array_types(like), taken)
-            for number, released in _releases(folder / "journal", run, taken):
-                store.release(number, released)
             for kind, number, kept in _kept(folder, run):
                 store.keep(kind, number, kept)
     except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
         raise LedgerError(f"the run in {folder} is damaged: {error!r}") from error
-    if temporary.with_name(temporary.name + "-wal").exists():
-        raise OSError(f"{temporary} could not be written as a whole: is the disk full?")
     temporary.replace(folder / STORE)
     atomic.sync_folder(folder)
 
@@ -278,39 +275,6 @@ def _checkpoint(folder: Path, like: Any) -> tuple[dict[str, Any], Any]:
         wanted = ocp.args.Composite(state=ocp.args.StandardRestore(fields))
         found = manager.restore(step, args=wanted)["state"]
         return meta, like._replace(**found)
-
-
-def _releases(
-    path: Path, run: str, after: int
-) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """The journal's later releases; a last record that was cut off is ignored."""
-    data = path.read_bytes() if path.exists() else b""
-    chain = hashlib.sha256(b"jaxdp-episodic journal 2 " + run.encode()).digest()
-    of_run, place = chain[:8], 0
-    while place + _HEAD.size <= len(data):
-        head = data[place : place + _HEAD.size]
-        step, base, length, name, check = _HEAD.unpack(head)
-        end = place + _HEAD.size + length
-        if not any(data[place:]):
-            return  # space that was reserved and not written
-        is_whole = check == hashlib.sha256(head[:-8]).digest()[:8]
-        if not is_whole or name != of_run or base > after:
-            raise LedgerError(
-                f"journal {path}: the record at byte {place} is damaged, or of another "
-                "run or checkpoint"
-            )
-        released = data[place + _HEAD.size : end]
-        chain = hashlib.sha256(chain + head + released).digest()
-        if data[end : end + 32] != chain:
-            if end + 32 < len(data):
-                raise LedgerError(f"journal {path}: step {step} is damaged")
-            return
-        if step > after:
-            arrays, file = [], io.BytesIO(released)
-            while file.tell() < length:
-                arrays.append(np.lib.format.read_array(file, allow_pickle=False))
-            yield step, arrays
-        place = end + 32
 
 
 def _kept(folder: Path, run: str) -> Iterator[tuple[str, int, list[np.ndarray]]]:

@@ -625,7 +625,7 @@ class Trainer:
         """Applies the releases that the state lacks; gives up other charged steps."""
         for number, arrays in store.releases(after=self.num_steps_taken):
             mechanism = self.mechanisms[self.ledger.name_of(number)]
-            released = mechanism.as_release(self.state, number, arrays)
+            released = mechanism.as_release(self.state, arrays)
             self._now = (self._applied(mechanism, number, released), number)
         self._give_up_unreleased()
 

@@ -354,26 +354,6 @@ def scores_in(
     return tuple(found)
 
 
-def described_choices(
-    budget: AdaptiveBudget, rule: Any, checks: Mapping[str, PrivateValidation]
-) -> dict[str, Any]:
-    """Returns an adaptive run's options, rule and checks as plain values."""
-    adaptive = budget.to_dict() | {"runs": len(budget.runs)}
-    # Stored runs have the options in the same table as these keys.
-    taken = [name for name in budget.options if name in adaptive]
-    if taken:
-        raise ValueError(
-            f"options must not be named {sorted(adaptive)}, which are keys of a run's "
-            f"description, got {taken[0]!r}"
-        )
-    steps = {name: described_step(one) for name, one in budget.options.items()}
-    return {
-        "checks": {name: one.described() for name, one in checks.items()},
-        "rule": getattr(rule, "to_dict", lambda: getattr(rule, "__name__", "?"))(),
-        "adaptive": adaptive | steps,
-    }
-
-
 # --- What a run is ---
 
 # Keys of a run's description that determine its epsilon or its data.
@@ -397,7 +377,20 @@ def described_run(
     budget, clipping = run.budget, run.clipping
     choices = {}
     if isinstance(budget, AdaptiveBudget):
-        choices = described_choices(budget, rule, run.checks)
+        adaptive = budget.to_dict() | {"runs": len(budget.runs)}
+        # Stored runs have the options in the same table as these keys.
+        taken = [name for name in budget.options if name in adaptive]
+        if taken:
+            raise ValueError(
+                f"options must not be named {sorted(adaptive)}, which are keys of a "
+                f"run's description, got {taken[0]!r}"
+            )
+        steps = {name: described_step(one) for name, one in budget.options.items()}
+        choices = {
+            "checks": {name: one.described() for name, one in run.checks.items()},
+            "rule": getattr(rule, "to_dict", lambda: getattr(rule, "__name__", "?"))(),
+            "adaptive": adaptive | steps,
+        }
     return {
         "step": described_step(budget.step),
         "before": [described_step(step) for step in budget.before],

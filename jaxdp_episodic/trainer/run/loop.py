@@ -322,31 +322,26 @@ class Scoring:
             number = by_split[released].num_classes
             by_name = {stage.name: stage for stage in (*stages, *early)}
             chosen = by_name[released]
-        found = self._reliability(chosen)
+        calibration, curves, (_, learner, params) = None, {}, chosen
+        if self.split is not None:  # no other data may fit the temperatures
+            calibration = calibrated(self._evaluations[self.split], learner, params)
+        if calibration is not None:
+            fitted = calibration.temperature
+            curves = {
+                name: reliability(one, learner, params, fitted(one.shots))
+                for name, one in self._evaluations.items()
+            }
         shown = {
             name: {split: one.score() for split, one in of_stage.items()}
             for name, of_stage in scores.items()
             if of_stage
         }
         self._run.selection = Selection(
-            chosen, taken, self.split, self.reason, shown, behind, number, *found
+            *(chosen, taken, self.split, self.reason, shown, behind, number),
+            calibration,
+            curves,
         )
         return self._run.selection
-
-    def _reliability(
-        self, stage: Stage
-    ) -> tuple[Calibration | None, dict[str, Reliability]]:
-        """Calibrates the released stage on the split that chose it, and on no other."""
-        learner, params = stage.learner, stage.params
-        if self.split is None:
-            return None, {}
-        found = calibrated(self._evaluations[self.split], learner, params)
-        if found is None:
-            return None, {}
-        return found, {
-            name: reliability(one, learner, params, found.temperature(one.shots))
-            for name, one in self._evaluations.items()
-        }
 
     def _of(self, stage: Stage) -> dict[str, EpisodeScores]:
         """A stage's scores, computed once (those of steps once after each step)."""

@@ -156,7 +156,8 @@ class RunDraws:
 
     def secret(self, step: int) -> DrawSecret:
         """Returns what a step's draw follows from: a new key, the same everywhere."""
-        self._refuse_another_draw()
+        if self._lost:  # in another draw a unit could take part twice
+            raise FileNotFoundError(self._lost)
         key, members = b"", None
         if self._processes.is_first:
             key = self._keys.new("draw", step)
@@ -174,11 +175,6 @@ class RunDraws:
             members = np.load(io.BytesIO(sent))
         return DrawSecret(keys[:KEY_BYTES], members, self._turn(step))
 
-    def _refuse_another_draw(self) -> None:
-        """Refuses to draw anew what has begun: a unit could take part twice."""
-        if self._lost:
-            raise FileNotFoundError(self._lost)
-
     def _assign_groups(self, key: bytes) -> None:
         """Assigns the units to groups by this key, unless that is done."""
         if key != self._assigned_by and isinstance(self._sampler, GroupSampler):
@@ -195,7 +191,8 @@ class RunDraws:
 
         It is called before the step is charged. OSError: they could not be written.
         """
-        self._refuse_another_draw()
+        if self._lost:
+            raise FileNotFoundError(self._lost)
         if not self._are_groups_written:
             self._assign_groups(self._group_key)
             dealt = self._group_key, self._sampler.dealt
@@ -385,6 +382,12 @@ class GradientStep(Mechanism):
             is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
             return leaf.astype(dtype) if is_float else leaf
 
+        scores: Any = ()
+        if isinstance(budget, AdaptiveBudget):
+            most = sum(budget.most(name) for name in budget.checks)
+            _validation.whole_number("scores", most, minimum=0, maximum=_MOST_SCORES)
+            kinds = {"release": np.int32, "check": np.int32, "value": np.float32}
+            scores = {name: np.zeros(max(most, 1), kinds[name]) for name in kinds}
         kept = parts.optimizer.init(jax.tree.map(widened, parts.params))
         norm, counts = jnp.float32(parts.l2_clip_norm), self.gradient.clipping.counts
         return TrainingState(
@@ -392,7 +395,7 @@ class GradientStep(Mechanism):
             jax.tree.map(jnp.asarray, kept),
             () if parts.start is None else parts.start.initial(),
             norm if counts else (),
-            no_scores(budget) if isinstance(budget, AdaptiveBudget) else (),
+            scores,
         )
 
     def prepared(
@@ -539,18 +542,6 @@ class NoisyCheck(Mechanism):
         scores["check"][place] = self.index
         scores["value"][place] = released
         return state._replace(scores=scores)
-
-
-def no_scores(budget: AdaptiveBudget) -> dict[str, np.ndarray]:
-    """Returns columns for all noisy scores of a run; in empty rows ``release`` is 0."""
-    most = sum(budget.most(name) for name in budget.checks)
-    _validation.whole_number("scores", most, minimum=0, maximum=_MOST_SCORES)
-    most = max(most, 1)
-    return {
-        "release": np.zeros(most, np.int32),
-        "check": np.zeros(most, np.int32),
-        "value": np.zeros(most, np.float32),
-    }
 
 
 def mechanisms_of(

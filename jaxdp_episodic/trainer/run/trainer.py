@@ -328,15 +328,14 @@ class Trainer:
             `train` runs; nothing happened.
         """
         self._join()
-        with self.processes.together():
+        with self._one_at_a_time(), self.processes.together():
             if not self.is_tried:
                 loop.try_out(self, {})
-            with self._one_at_a_time():
-                folder, most = self._folder or self._given, self.budget.permitted_steps
-                is_over = self.num_steps_taken >= most or self.ledger.has_ended
-                if folder and self._store is None and not is_over:
-                    self._open_by_hand(folder)
-                private = self._step(prepared)
+            folder, most = self._folder or self._given, self.budget.permitted_steps
+            is_over = self.num_steps_taken >= most or self.ledger.has_ended
+            if folder and self._store is None and not is_over:
+                self._open_by_hand(folder)
+            private = self._step(prepared)
             if self._by_hand is not None and (store := self._store):
                 record = self.public_record(self.num_steps_taken)
                 store.note({**record, run_files.PRIVATE: private})
@@ -573,9 +572,28 @@ class Trainer:
                 )
             self._agree()
             if self.processes.is_first:
-                self._take_up(folder, book)
+                run_files.refuse_without_run(folder)
+                with run_files.locked(folder):
+                    run_files.import_old_run(folder, self.state)
+                    with closing(RunStore(folder / run_files.STORE)) as store:
+                        self._take_up(store, book)
+                    self._folder = folder.resolve()
             self._share()
         return self.num_steps_taken
+
+    def _take_up(self, store: RunStore, book: str | None) -> None:
+        """Takes up the run in a file."""
+        state, kinds = self.state, array_types(self.state)
+        saved, ledger = resumed_run(store, self.budget, self.run, kinds, book)
+        # If what follows ends, steps would be drawn without the run's secrets.
+        self._is_half_resumed, self.ledger = True, ledger
+        self._last_release = saved.last_release
+        if saved.kinds == kinds:  # else nothing was released
+            state = jax.tree.unflatten(jax.tree.structure(state), saved.arrays)
+        self._now = (self._gradient.on_devices(state), saved.taken)
+        self._apply_releases(store)
+        self._main.draws.read_secrets(store, self.num_steps_taken + 1)
+        self._is_half_resumed = False
 
     @contextmanager
     def opened(self, folder: Path) -> Iterator[RunStore]:
@@ -647,26 +665,6 @@ class Trainer:
         """The first process's arrays, on this process's devices."""
         shared = self.processes.shared(tree)
         return shared if shared is tree else self._gradient.on_devices(shared)
-
-    def _take_up(self, folder: Path, book: str | None) -> None:
-        """Takes up the run in a folder's file."""
-        run_files.refuse_without_run(folder)
-        with run_files.locked(folder):
-            run_files.import_old_run(folder, self.state)
-            with closing(RunStore(folder / run_files.STORE)) as store:
-                saved, ledger = resumed_run(
-                    store, self.budget, self.run, array_types(self.state), book
-                )
-                # If what follows ends, steps would be drawn without the run's secrets.
-                self._is_half_resumed, self.ledger = True, ledger
-                state, self._last_release = self.state, saved.last_release
-                if saved.kinds == array_types(state):  # else nothing was released
-                    state = jax.tree.unflatten(jax.tree.structure(state), saved.arrays)
-                self._now = (self._gradient.on_devices(state), saved.taken)
-                self._folder = folder.resolve()
-                self._apply_releases(store)
-                self._main.draws.read_secrets(store, self.num_steps_taken + 1)
-                self._is_half_resumed = False
 
     def _join(self) -> None:
         """Makes the trainers of all processes one run, once."""

@@ -318,15 +318,15 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 61_411,
-    "jaxdp_episodic/accountant/describe": 3_787,
+    "jaxdp_episodic": 61_378,
+    "jaxdp_episodic/accountant/describe": 3_780,
     "jaxdp_episodic/accountant/losses": 5_106,
     "jaxdp_episodic/accountant/methods": 5_930,
     "jaxdp_episodic/accountant/numerics": 3_144,
     "jaxdp_episodic/accountant/questions": 5_824,
     "jaxdp_episodic/accountant/bounds": 1_760,
-    "jaxdp_episodic/accountant/interop": 1_640,
-    "jaxdp_episodic/accountant/report": 2_052,
+    "jaxdp_episodic/accountant/interop": 1_634,
+    "jaxdp_episodic/accountant/report": 2_032,
     "jaxdp_episodic/trainer/data": 3_447,
     "jaxdp_episodic/trainer/draw": 1_446,
     "jaxdp_episodic/trainer/config": 1_326,

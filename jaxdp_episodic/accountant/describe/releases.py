@@ -13,7 +13,6 @@ from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
     Spec,
-    frozen_number,
 )
 
 # Largest number of values of a finite loss distribution.
@@ -67,8 +66,8 @@ class LaplaceRelease(Release):
     """The sum of contributions clipped in the L1 norm, plus Laplace noise.
 
     Every coordinate gets independent noise of scale ``noise_multiplier`` times the L1
-    clip norm (its standard deviation is the square root of 2 times that). The total
-    contribution of a protected unit is clipped. Units are Poisson sampled.
+    clip norm. The total contribution of a protected unit is clipped. Units are Poisson
+    sampled.
 
     Attributes:
       noise_multiplier: scale of the noise in L1 clip norms, >= 0.
@@ -100,10 +99,9 @@ class LaplaceRelease(Release):
 class ApproximateDP(Release):
     """A part of the run that is only known to be (epsilon, delta)-DP.
 
-    Accounted as the worst mechanism with this guarantee: with probability delta it
-    reveals everything, otherwise it is a randomized response with epsilon. Pure DP is
-    ``ApproximateDP(epsilon)``. The guarantee must hold for the units and the relation
-    of the rest of the run, given any earlier releases.
+    Accounted as the worst such mechanism: with probability delta it reveals everything,
+    otherwise it is a randomized response. The guarantee must hold for the units and the
+    relation of the rest of the run, given any earlier releases.
 
     Attributes:
       epsilon: >= 0, nats.
@@ -125,11 +123,9 @@ class ApproximateDP(Release):
 class ZeroConcentratedDP(Release):
     """A part of the run that is only known to be (xi, rho)-zCDP.
 
-    That is, ``rdp(alpha) <= xi + rho alpha`` for every order; xi is usually 0. This
-    bounds the Rényi divergences but not the privacy loss distribution, so that only
-    ``method="rdp"`` covers a run with such a part. If the part is a Gaussian mechanism,
-    whose rho is ``1 / (2 noise_multiplier²)``, set ``is_gaussian``: then all methods
-    cover it.
+    That is, ``rdp(alpha) <= xi + rho alpha`` for every order. Only ``method="rdp"``
+    covers a run with such a part. All methods cover a Gaussian mechanism, whose rho is
+    ``1 / (2 noise_multiplier²)``: set ``is_gaussian``.
 
     Attributes:
       rho: >= 0, nats.
@@ -154,13 +150,7 @@ class ZeroConcentratedDP(Release):
 
     @classmethod
     def of_gaussian(cls, noise_multiplier: Any) -> Self:
-        """Returns the Gaussian mechanism with this noise, in units of the sensitivity.
-
-        Without noise ``rho`` is inf; with infinite noise it is 0.
-
-        Raises:
-          ValueError: negative noise, or NaN.
-        """
+        """Returns the Gaussian mechanism with this noise, over the sensitivity."""
         noise = _validation.nonnegative_array("noise_multiplier", noise_multiplier)
         with np.errstate(divide="ignore", over="ignore"):
             return cls(0.5 / np.square(noise), is_gaussian=True)
@@ -182,19 +172,19 @@ class RenyiDP(Release):
       ValueError: different lengths, or orders that do not ascend.
     """
 
+    lists = {
+        "orders": _validation.order_or_inf_array,
+        "rdp": _validation.nonnegative_array,
+    }
+
     orders: Any
     rdp: Any
 
-    def __post_init__(self) -> None:
-        orders = _validation.order_or_inf_array("orders", self.orders)
-        rdp = _validation.nonnegative_array("rdp", self.rdp)
-        if orders.ndim != 1 or orders.size == 0 or np.any(np.diff(orders) <= 0):
-            raise ValueError(
-                f"orders must be ascending, got {_validation.shown(self.orders)}"
-            )
-        _check_as_long("rdp", rdp, "orders", orders)
-        object.__setattr__(self, "orders", frozen_number(orders))
-        object.__setattr__(self, "rdp", frozen_number(rdp))
+    def check_values(self) -> None:
+        """Refuses orders that do not ascend."""
+        if np.any(np.diff(self.orders) <= 0):
+            shown = _validation.shown(np.asarray(self.orders).tolist())
+            raise ValueError(f"orders must be ascending, got {shown}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,6 +279,12 @@ class GaussianMixtureRelease(Release):
         "standard_deviation": _validation.nonnegative_array,
         "sampling_probability": _validation.probability_array,
     }
+    lists = {
+        "sensitivities": _validation.reals(
+            "be >= 0 and finite", lambda a: (a >= 0) & np.isfinite(a)
+        ),
+        "probabilities": _validation.probability_array,
+    }
     relations = ("add_remove", "zero_out")
 
     sensitivities: Any
@@ -298,29 +294,19 @@ class GaussianMixtureRelease(Release):
     sampling_probability: float = 1.0
     neighboring_relation: str = "add_remove"
 
-    def __post_init__(self) -> None:
-        norms = _validation.nonnegative_array("sensitivities", self.sensitivities)
-        chance = _validation.probability_array("probabilities", self.probabilities)
-        if norms.ndim != 1 or norms.size == 0 or not np.all(np.isfinite(norms)):
-            shown = _validation.shown(self.sensitivities)
-            raise ValueError(
-                f"sensitivities must be a list of finite numbers, got {shown}"
-            )
-        _check_as_long("probabilities", chance, "sensitivities", norms)
-        if not abs(float(chance.sum()) - 1) <= _SUM_ERROR:
-            raise ValueError(f"probabilities must add up to 1, got {chance.sum()!r}")
-        object.__setattr__(self, "sensitivities", frozen_number(norms))
-        object.__setattr__(self, "probabilities", frozen_number(chance))
-        super().__post_init__()
+    def check_values(self) -> None:
+        """Refuses probabilities whose sum is not 1."""
+        total = float(np.sum(self.probabilities))
+        if not abs(total - 1) <= _SUM_ERROR:
+            raise ValueError(f"probabilities must add up to 1, got {total!r}")
 
 
 @dataclass(frozen=True, eq=False)
 class TruncatedPoissonRelease(Release):
     """A Poisson sample truncated to a largest batch size, plus Gaussian noise.
 
-    Each unit is Poisson sampled. From a sample of more than ``batch_size`` units a
-    uniformly random subset of this size is kept. Its contributions are clipped and
-    summed. See docs/proofs.md, "A truncated Poisson sample".
+    From a sample of more than ``batch_size`` units a uniformly random subset of this
+    size is kept. See docs/proofs.md, "A truncated Poisson sample".
 
     Attributes:
       noise_multiplier: standard deviation of the noise in clip norms, >= 0.
@@ -357,12 +343,3 @@ RELEASES = (
     GaussianMixtureRelease,
     TruncatedPoissonRelease,
 )
-
-
-def _check_as_long(name: str, value: np.ndarray, other: str, like: np.ndarray) -> None:
-    """Refuses lists of different lengths."""
-    if value.shape != like.shape:
-        raise ValueError(
-            f"{name} must have as many numbers as {other} ({like.size}), got shape "
-            f"{value.shape}"
-        )

@@ -51,6 +51,8 @@ class Spec(ByValue):
     numeric: ClassVar[Mapping[str, Check]] = {}
     # Field -> its check, for fields that are one number each.
     singles: ClassVar[Mapping[str, Check]] = {}
+    # Field -> its check, for fields that are lists of numbers, all of one length.
+    lists: ClassVar[Mapping[str, Check]] = {}
     # Fields that are true or false.
     flags: ClassVar[tuple[str, ...]] = ()
     # Fields that are tuples of specs, or of numbers.
@@ -72,6 +74,20 @@ class Spec(ByValue):
                 set_checked(self, check, name, optional=optional)
         for name, check in self.singles.items():
             set_checked(self, check, name, one=True)
+        lists = {
+            name: check(name, getattr(self, name)) for name, check in self.lists.items()
+        }
+        for name, values in lists.items():
+            (first, like), *_ = lists.items()
+            if values.ndim != 1 or values.size == 0:
+                shown = _validation.shown(getattr(self, name))
+                raise ValueError(f"{name} must be a list of numbers, got {shown}")
+            if values.shape != like.shape:
+                raise ValueError(
+                    f"{name} must have as many numbers as {first} ({like.size}), got "
+                    f"{values.size}"
+                )
+            object.__setattr__(self, name, frozen_number(values))
         for name in self.flags:
             _validation.flag(name, getattr(self, name))
         _ = self.shape

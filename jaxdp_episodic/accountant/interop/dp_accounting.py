@@ -23,6 +23,7 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     OneStep,
     compose,
+    parts_of,
 )
 from jaxdp_episodic.accountant.interop.dp_event import (
     FIELDS,
@@ -70,15 +71,12 @@ def to_dp_event(step: AnyStep) -> Any:
       NotImplementedError: a step, a release or a sampling without an event, or without
         one in the installed version.
     """
-    if not isinstance(step, AnyStep):
-        raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
+    refuse_disjoint(step, "to_dp_event")
+    api.check_step(step)
     if step.shape:
         raise ValueError(f"step must be one setting, got an array of {step.shape}")
-    refuse_disjoint(step, "to_dp_event")
-    is_run = isinstance(step, ComposedSteps)
-    parts = zip(step.steps, step.counts, strict=True) if is_run else [(step, 1)]
     events = []
-    for part, count in parts:
+    for part, count in zip(*parts_of(step), strict=True):
         if isinstance(part, GaussianStep):  # with bands, the cost of one group
             part, count = part.in_group, part.uses(count)
         event = _event(part)
@@ -239,16 +237,15 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         *,
         orders: Any = None,
     ) -> None:
-        if isinstance(neighboring_relation, str):
+        relation = neighboring_relation
+        if isinstance(relation, str):
             names = {name: member for member, name in RELATIONS.items()}
-            _validation.choice("neighboring_relation", neighboring_relation, names)
-            neighboring_relation = names[neighboring_relation]
-        if not isinstance(neighboring_relation, _dp.NeighboringRelation):
-            raise TypeError(
-                "neighboring_relation must be a NeighboringRelation or a name, got "
-                f"{neighboring_relation!r}"
-            )
-        super().__init__(neighboring_relation)
+            relation = names[
+                _validation.choice("neighboring_relation", relation, names)
+            ]
+        kind, words = _dp.NeighboringRelation, "a NeighboringRelation or a name"
+        _validation.instance("neighboring_relation", relation, kind, words)
+        super().__init__(relation)
         api.check_method(method)
         self._method = method
         self._counts: dict[OneStep, int] = {}
@@ -260,13 +257,10 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             raise ValueError(
                 f"orders must be None unless method='rdp', got method={method!r}"
             )
-        grid = _validation.real_array("orders", orders)
-        if grid.ndim != 1 or grid.size == 0 or not np.all(grid >= 1):
-            raise ValueError(
-                "orders must be a 1-d array with at least one order, each >= 1, got "
-                f"{_validation.shown(orders)}"
-            )
-        self._orders = grid
+        self._orders = _validation.reals("be >= 1", lambda a: a >= 1)("orders", orders)
+        if self._orders.ndim != 1 or self._orders.size == 0:
+            shown = _validation.shown(orders)
+            raise ValueError(f"orders must be a list of numbers, got {shown}")
 
     @property
     def run(self) -> ComposedSteps:

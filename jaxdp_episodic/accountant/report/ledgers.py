@@ -90,7 +90,11 @@ class LedgersContent(NamedTuple):
                 yield step, left
 
     def _shared_epochs(self) -> dict[tuple[int, int, int], tuple[int, int]]:
-        """Epochs within which copies part: key to steps and largest repetition."""
+        """Epochs within which copies part: key to steps, and the number of copies.
+
+        A step is released at most once by each copy; copies that parted later in the
+        epoch are counted as if all had released all of it.
+        """
         indices: dict[tuple[int, int, int], list[int]] = {}
         for index, content in enumerate(self.contents):
             for group, (step, charged) in enumerate(content.groups):
@@ -104,22 +108,13 @@ class LedgersContent(NamedTuple):
                     owner = beginning.of
                 key = owner, group, start // length
                 indices.setdefault(key, [owner]).append(index)
-        return {key: self._owed_of(key, found) for key, found in indices.items()}
-
-    def _owed_of(
-        self, key: tuple[int, int, int], indices: list[int]
-    ) -> tuple[int, int]:
-        """Steps to be charged of an epoch, and the most releases of one of them."""
-        first, group, epoch = key
-        length = int(self.contents[first].groups[group][0].cycle)
-        start, owed, released = epoch * length, 0, []
-        for index in indices:
-            content = self.contents[index]
-            owed = max(owed, content.groups_owed()[group][1] - start)
-            own = max(self._in_common(index, group), start)
-            released.append(range(own, content.groups[group][1]))
-        times = max(sum(own.start in other for other in released) for own in released)
-        return min(owed, length), times
+        found = {}
+        for (owner, group, epoch), copies in indices.items():
+            length = int(self.contents[owner].groups[group][0].cycle)
+            owed = max(self.contents[one].groups_owed()[group][1] for one in copies)
+            owed = min(owed - epoch * length, length)
+            found[owner, group, epoch] = owed, len(copies)
+        return found
 
     def _in_common(self, index: int, group: int) -> int:
         """Number of steps of a group that an earlier ledger has too."""

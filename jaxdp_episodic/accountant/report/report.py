@@ -69,9 +69,8 @@ class WorstPath:
     """The path through the tree with the largest epsilon.
 
     Attributes:
-      units: level name to id (or index) of the units on one such path, top to bottom.
-        It ends above the protected level if there is no protected unit now: a unit
-        without children, which one may join. None without a `Population`.
+      units: level name to id (or index) of the units on one such path, top to bottom;
+        only down to a unit without children. None without a `Population`.
       sizes: level name to the number of children there; without levels of unknown size.
       rates: for each step of the run, level name to rate.
       inclusion_rate: probability of taking part in a step, averaged over the steps.
@@ -91,9 +90,8 @@ class WorstPath:
 class UnitDistribution:
     """Inclusion rates and epsilons over the protected units of a `Population`.
 
-    Units that may join an empty parent are not counted, except as paths. A quantile is
-    the smallest value that at least this share of the units does not exceed; the names
-    are "min", "5%", "25%", "50%", "75%", "95%" and "max".
+    A quantile is the smallest value that at least this share of the units does not
+    exceed; the names are "min", "5%", "25%", "50%", "75%", "95%" and "max".
 
     Attributes:
       num_units: protected units.
@@ -101,8 +99,7 @@ class UnitDistribution:
       inclusion_rate_quantiles: name to probability of taking part in a step, averaged
         over the run's steps. Empty without units, like the next one.
       epsilon_quantiles: name to epsilon; *upper bounds*, nats.
-      rate_rounding: largest relative amount by which rates were rounded up for these
-        epsilons and ``unit_epsilons``; 0 for none.
+      rate_rounding: largest relative amount by which rates were rounded up; 0 for none.
       unit_epsilons: (num_units,) epsilon of each protected unit, in the order of the
         `Population`; *upper bounds*, nats. None without ``per_unit=True``.
     """
@@ -162,9 +159,8 @@ class PrivacyReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns a dictionary for JSON, with "version" and "type".
 
-        Infinite numbers are the strings "inf" and "-inf", which Python's ``float``
-        reads; values that do not apply are None. In "epsilon_by_level" each level has
-        either an "epsilon" or a "not_covered" with the reason.
+        Infinite numbers are the strings "inf" and "-inf". In "epsilon_by_level" each
+        level has either an "epsilon" or a "not_covered" with the reason.
         """
         fields = dict(vars(self))
         del fields["level_runs"]
@@ -238,11 +234,9 @@ def privacy_report(
         that protects people has its own bounds.
 
     Raises:
-      TypeError: an argument of the wrong type.
       ValueError: a value out of range, an array field, ``num_steps`` missing for a step
-        or given for a composed run, ``per_unit`` without units of a `Population`,
-        ``people`` for a run with its own, or a privacy unit whose contributions have no
-        public bound.
+        or given for a composed run, ``per_unit`` without units of a `Population`, or
+        ``people`` for a run with its own.
     """
     check_method(method)
     refuse_disjoint(step, "privacy_report")
@@ -293,16 +287,13 @@ def privacy_report(
 def _single_run(step: Any, num_steps: Any) -> ComposedSteps:
     """Returns a run of scalar fields as a composed run; raises for arrays."""
     gaussian_parts(step, "privacy_report")
-    if isinstance(step, ComposedSteps):
-        if num_steps is not None:
-            raise ValueError(
-                "num_steps must be None for a composed run, which has its own counts, "
-                f"got {num_steps!r}"
-            )
-        run = step
-    else:
-        if num_steps is None:
-            raise ValueError("num_steps must be a whole number >= 0, got None")
+    run = step
+    if isinstance(step, ComposedSteps) != (num_steps is None):
+        raise ValueError(
+            "num_steps must be None for a composed run, which has its own counts, and "
+            f"a whole number >= 0 for a step, got {num_steps!r}"
+        )
+    if num_steps is not None:
         steps = _validation.integer_array("num_steps", num_steps, minimum=0)
         run = compose((step, steps))
     if run.shape != ():
@@ -362,25 +353,21 @@ def _worst_path(
         for name, group in zip(names, along.group_sizes, strict=True):
             if group is not None:
                 sizes.setdefault(name, int(_at(group, index)))
+    units = None
+    if step is not None:
+        tree, paths = step.population, step.path_rates.paths
+        assert tree is not None and paths is not None  # both or none
+        level, unit = paths.witness_level[index], paths.witness_index[index]
+        known = tree.describe_path(level, unit).values() if level else ()
+        units = dict(zip(tree_levels(step), known, strict=False))
     return WorstPath(
-        units=None if step is None else _named_units(step, index),
+        units=units,
         sizes=sizes,
         rates=tuple(rates),
         inclusion_rate=float(_at(_inclusion_rates(run), index)),
         epsilon=spent,
         num_units=None if step is None else int(multiplicity[index]),
     )
-
-
-def _named_units(step: GaussianStep, index: int) -> dict[str, Any]:
-    """The units on the path to the witness of one path, by level name."""
-    tree, paths = step.population, step.path_rates.paths
-    assert tree is not None and paths is not None  # both or none
-    level = int(paths.witness_level[index])
-    if level == 0:
-        return {}
-    units = tree.describe_path(level, int(paths.witness_index[index]))
-    return dict(zip(tree_levels(step), units.values(), strict=False))
 
 
 def _by_level(

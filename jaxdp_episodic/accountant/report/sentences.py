@@ -340,21 +340,19 @@ def _everybody_drawn(level_runs: Mapping[str, ComposedSteps]) -> list[str]:
             where = f"step {number}: " if len(run.gaussian_steps) > 1 else ""
             clips = zip(part.level_names_used, part.path_rates.clipped, strict=True)
             for name, clipped in clips:
+                of_whom = ""
+                if part.population is not None:
+                    units = part.path_rates.multiplicity
+                    number = int(units[np.broadcast_to(clipped, units.shape)].sum())
+                    of_whom = (
+                        f", on the paths of {number} of {units.sum()} {level!r} units"
+                        if number
+                        else ", but only for units that join an empty parent"
+                    )
                 if np.any(clipped):
-                    of_whom = _of_whom(part, level, clipped)
                     found.setdefault(f"{where}level {name!r}", of_whom)
     text = "size is above the population, so that all are drawn (rate 1)"
     return [f"{where}: {text}{of_whom}" for where, of_whom in found.items()]
-
-
-def _of_whom(step: GaussianStep, level: str, clipped: np.ndarray) -> str:
-    if step.population is None:
-        return ""
-    units = step.path_rates.multiplicity
-    number = int(units[np.broadcast_to(clipped, units.shape)].sum())
-    if not number:
-        return ", but only for units that join an empty parent"
-    return f", on the paths of {number} of {int(units.sum())} {level!r} units"
 
 
 def _unprotected_levels(

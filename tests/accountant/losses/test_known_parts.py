@@ -184,7 +184,7 @@ def test_of_different_lengths_in_one_run():
         ([3.0, 2.0], [0.1, 0.2], "orders must be ascending"),
         ([2.0, 3.0], [0.1], "rdp must have as many numbers as orders"),
         ([2.0], [-0.1], "rdp must be >= 0"),
-        ([], [], "orders must be ascending"),
+        ([], [], "orders must be a list of numbers"),
     ],
 )
 def test_wrong_curves_are_refused(orders, rdp, words):

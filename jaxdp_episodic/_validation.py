@@ -231,7 +231,8 @@ def _numeric(name: str, value: Any) -> np.ndarray:
         raise ValueError(
             f"{name} must fit into 64 bits if it is a whole number, got {shown(value)}"
         )
-    if array.dtype.kind not in "iuf" or _holds_bool(value):
+    may_hold_bool = isinstance(value, list | tuple | bool | np.bool_)
+    if array.dtype.kind not in "iuf" or (may_hold_bool and _holds_bool(value)):
         raise TypeError(
             f"{name} must be a number or an array of numbers, got {shown(value)}"
         )

@@ -318,12 +318,12 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 61_378,
+    "jaxdp_episodic": 61_621,
     "jaxdp_episodic/accountant/describe": 3_780,
-    "jaxdp_episodic/accountant/losses": 5_106,
-    "jaxdp_episodic/accountant/methods": 5_930,
-    "jaxdp_episodic/accountant/numerics": 3_144,
-    "jaxdp_episodic/accountant/questions": 5_824,
+    "jaxdp_episodic/accountant/losses": 5_156,
+    "jaxdp_episodic/accountant/methods": 5_818,
+    "jaxdp_episodic/accountant/numerics": 3_143,
+    "jaxdp_episodic/accountant/questions": 6_079,
     "jaxdp_episodic/accountant/bounds": 1_760,
     "jaxdp_episodic/accountant/interop": 1_634,
     "jaxdp_episodic/accountant/report": 2_032,
@@ -335,7 +335,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/statistics": 1_287,
     "jaxdp_episodic/trainer/run": 6_359,
     "jaxdp_episodic/trainer/audit": 1_813,
-    "jaxdp_episodic/tools/requests": 716,
+    "jaxdp_episodic/tools/requests": 767,
     "jaxdp_episodic/tools/sweep": 1_090,
     "jaxdp_episodic/tools/plan": 2_009,
     "jaxdp_episodic/tools/plots": 1_166,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_264,
     "jaxdp_episodic/files": 1_404,
     "experiments": 7_103,
-    "tests": 48_111,
+    "tests": 48_285,
 }
 
 

@@ -142,15 +142,16 @@ def choose_engine(settings: int, kernel: int | Kernel, losses: Any = ()) -> str:
     compile time or more, or if the kernel is compiled already, in this process or in
     JAX's cache on disk. If ``kernel`` is a number, it is JAX from that many settings.
     """
-    name = engine_name() if never_compiled(losses) is None else "numpy"
+    name = engine_name()
     if name != "auto":
-        return name
+        return name if name == "numpy" or never_compiled(losses) is None else "numpy"
     if _is_fork_of_jax or not _has_jax():
         return "numpy"
-    if isinstance(kernel, int):
-        return "jax" if settings >= kernel else "numpy"
-    if settings < kernel.least:
+    least = kernel if isinstance(kernel, int) else kernel.least
+    if settings < least or never_compiled(losses) is not None:
         return "numpy"
+    if isinstance(kernel, int):
+        return "jax"
     key, together = (kernel.name, *kernel.what), _together.get()
     seconds = max(settings, together) * kernel.numpy_seconds
     if seconds < _PAYS_FROM * kernel.compile_seconds and (
@@ -392,16 +393,14 @@ def in_chunks(
     kernel: Callable[..., tuple[np.ndarray, ...]],
     arrays: tuple[Any, ...],
     sizes: Chunks,
+    engine: str | None = None,
 ) -> tuple[np.ndarray, ...]:
     """Calls a kernel of some arrays chunk by chunk, in parallel; results are (n,).
 
     On JAX a chunk is padded with its last setting, and the padding removed again.
     """
-    first: Any = arrays
-    on_jax, device = engine_name() == "jax", None
-    while isinstance(first, tuple):
-        first = first[0]
-    size = first.shape[-1]
+    on_jax, device = (engine or engine_name()) == "jax", None
+    size = arrays[0].shape[-1]
     if on_jax:
         widths = sizes.cpu if on_cpu() else sizes.accelerator
         chunk = next((width for width in widths if size <= width), widths[-1])

@@ -167,7 +167,7 @@ class FinitePair(NamedTuple):
 
     def tails(self, u: np.ndarray) -> np.ndarray:
         """Returns the four rows of `Profile.log_tails` at u, (m,)."""
-        inner = np.minimum(inner_exponent(u, np.float64(self.rate)), 1e300)
+        inner = np.minimum(inner_exponent(np, u, np.float64(self.rate)), 1e300)
         inner = u if self.rate >= 1 else inner
         found = []
         for loss, profile, weight in (self.forward, self.backward):

@@ -27,7 +27,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     log_normal,
     path_points,
     real_log_mixture,
-    sampled_ends,
     undrawn_loss,
     weighted,
     whole_line,
@@ -84,11 +83,11 @@ def gaussian_tails(shift: Array, u: Array) -> Tails:
     """Returns the `Tails` of ``N(shift, 1)`` against ``N(0, 1)``, alike both ways."""
     # With t = u / mu - mu / 2 and the Mills ratio m the profile is phi(t) (m(t) - m(t +
     # mu)), and the tail phi(t) m(t + mu). This form keeps its digits if mu is small.
-    xp = namespace(shift, u)
-    t, mu = _threshold(xp, shift, u)
+    xp, some = namespace(shift, u), shift > 0
+    mu = xp.where(some, xp.minimum(xp.maximum(shift, SMALLEST), LARGEST), 1.0)
+    t = xp.minimum(xp.minimum(u, LARGEST) / mu - 0.5 * mu, LARGEST)
     profile, mills = saturating_tail(t, mu)
     tail = log_normal_density(t) + xp.log(mills)
-    some = shift > 0
     return xp.where(some, profile, -xp.inf), xp.where(some, tail, -xp.inf)
 
 
@@ -97,26 +96,19 @@ def log_gaussian_profile(shift: Array, u: Array) -> Array:
     return gaussian_tails(shift, u)[0]
 
 
-def near_gaussian_profile(shift: Array, u: Array) -> Array:
+def near_gaussian_profile(xp: Any, shift: Array, u: Array) -> Array:
     """Approximates `log_gaussian_profile` for searches, to .12 nats if delta < .3."""
     # By m(x) = pi / ((pi - 1) x + sqrt(x² + 2 pi)): Boyd (1959), to 1 % for x >= 0.
     # Left of t = -1/2 the profile is near 1.
-    xp = namespace(shift, u)
-    t, mu = _threshold(xp, shift, u)
+    mu = xp.minimum(xp.maximum(shift, SMALLEST), LARGEST)
+    t = xp.minimum(xp.minimum(u, LARGEST) / mu - 0.5 * mu, LARGEST)
     x = xp.maximum(t, -0.5)
     ends = xp.stack([x, x + mu])
     roots = xp.sqrt(ends * ends + 2 * math.pi)
     slope = (math.pi - 1) + ends.sum(axis=0) / roots.sum(axis=0)
     below = ((math.pi - 1) * ends + roots).prod(axis=0)
-    found = log_normal_density(x) + xp.log(math.pi * mu * slope / below)
+    found = -0.5 * x * x - LOG_SQRT_2PI + xp.log(math.pi * mu * slope / below)
     return xp.where(t < x, xp.maximum(found, -0.5 * xp.exp(-0.5 * t * t)), found)
-
-
-def _threshold(xp: Any, shift: Array, u: Array) -> tuple[Array, Array]:
-    """Returns t = u / mu - mu / 2, where the loss is u, and the shift mu in range."""
-    mu = xp.minimum(xp.maximum(shift, SMALLEST), LARGEST)
-    mu = xp.where(shift > 0, mu, 1.0)
-    return xp.minimum(xp.minimum(u, LARGEST) / mu - 0.5 * mu, LARGEST), mu
 
 
 def drawn_tails(tails: Tails, u: Array, rate: Array) -> Tails:
@@ -128,10 +120,9 @@ def drawn_tails(tails: Tails, u: Array, rate: Array) -> Tails:
     return xp.log(rate) + tails[0], tails[1] + slope
 
 
-def inner_exponent(u: Array, rate: Array) -> Array:
+def inner_exponent(xp: Any, u: Array, rate: Array) -> Array:
     """Returns ``log(1 + (e^u - 1) / rate)`` for a rate in (0, 1] and any u >= 0."""
     # Further up it grows as u.
-    xp = namespace(u, rate)
     low = xp.minimum(u, _LARGEST_GAIN)
     return xp.log1p(xp.expm1(low) / rate) + (u - low)
 
@@ -179,7 +170,7 @@ def sampled_tails(
     # profile is that of a slightly smaller u, which is an upper bound.
     xp = namespace(u, rate)
     p = positive(rate, 1.0)
-    drawn = inner_exponent(u, p)
+    drawn = inner_exponent(xp, u, p)
     k = weight_left(u, p, 1 - p)
     alive = k > 0
     k = xp.where(alive, k, 1.0)
@@ -269,7 +260,11 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         # 60 nodes give 2e-9 of epsilon up to shifts of 2, 120 give 1e-8 of M up to 4.
         s, p, backward = self.shift, Rate.of(self.rate), rule.backward
         xp = namespace(s, rule.log_cut)
-        low, high, kink = sampled_ends(p, s, rule.log_cut)
+        reach = xp.sqrt(-2 * rule.log_cut)
+        low = -reach
+        high = xp.sqrt(2 * xp.maximum(p.log - rule.log_cut, 1.0))
+        high = xp.maximum(reach, s + high)
+        kink = xp.clip(0.5 * s + (p.log_rest - p.log) / s, -20.0, 1e9)
         # Left of it P/Q is near 1 - p and Q's probability negligible.
         low = xp.where(backward > 0, low, xp.maximum(low, FURTHEST_LEFT))
         fewer = max(rule.num_nodes - _SPARED, _FEWEST)

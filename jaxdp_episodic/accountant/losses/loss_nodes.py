@@ -285,15 +285,6 @@ class Rate(NamedTuple):
         return cls(rate, xp.log(rate), xp.maximum(xp.log1p(-rate), -1e300))
 
 
-def sampled_ends(p: Rate, s: Array, log_cut: Array) -> tuple[Array, Array, Array]:
-    """Returns where the sampled Gaussian is truncated, and the kink of log P/Q."""
-    xp = namespace(p.rate, s, log_cut)
-    reach = xp.sqrt(-2 * log_cut)
-    high = xp.maximum(reach, s + xp.sqrt(2 * xp.maximum(p.log - log_cut, 1.0)))
-    kink = xp.clip(0.5 * s + (p.log_rest - p.log) / s, -20.0, 1e9)
-    return -reach, high, kink
-
-
 def undrawn_loss(outer_rate: Array, rate: Array) -> Array:
     """Returns ``log(1 - p)`` where most losses are there, else 0."""
     xp = namespace(outer_rate, rate)

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -102,7 +103,7 @@ class PrivacyLoss(abc.ABC):
         """Stacks mechanisms along a new first axis; shorter tuple fields are padded."""
         stacked: list[Any] = []
         for name in field_names(cls):
-            values = [getattr(loss, name) for loss in losses]
+            values = list(map(operator.attrgetter(name), losses))
             if name not in cls.padding:
                 stacked.append(np.array(values))
                 continue
@@ -290,7 +291,7 @@ class Nodes(PrivacyLoss):
     @property
     def num_terms(self) -> Array:
         """Number of distributions of which the loss distribution is a mixture."""
-        return np.ones(self.shape)
+        return np.ones_like(self.outer_rate)
 
     def truncated(
         self, log_goal: np.ndarray, count: np.ndarray

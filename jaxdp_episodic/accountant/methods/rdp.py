@@ -31,7 +31,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 )
 from jaxdp_episodic.accountant.methods.run import (
     Answer,
-    EpsilonAt,
     Group,
     Question,
     Run,
@@ -52,12 +51,11 @@ from jaxdp_episodic.accountant.numerics.quadrature import SIZES
 _LARGE_SHIFT = 1e3
 
 
-def first_order(groups: tuple[Group, ...], budget: Array | float) -> Array:
+def first_order(xp: Any, groups: tuple[Group, ...], budget: Array | float) -> Array:
     """Returns an initial log t of the best order: the smaller of two approximations."""
     # One is where small losses spend the budget. The other is where rate^alpha e^{alpha
     # (alpha-1) shift²/2} dominates; from beyond that jump a search would have to
     # bisect.
-    xp = namespace(groups[0].count)
     curvature, jump = 0.0, xp.inf
     for group in groups:
         hints = group.loss.hints()
@@ -69,34 +67,27 @@ def first_order(groups: tuple[Group, ...], budget: Array | float) -> Array:
         small = xp.minimum(rate**2 * growth, variance)
         variance = xp.where(s > _LARGE_SHIFT, variance, small)
         curvature += xp.sum(group.count * group.loss.outer_rate * variance, axis=0)
-        last = _jump_order(xp.log(hints.odds), s, group, budget)
+        half, log_rate = 0.5 * s * s, xp.log(hints.odds)
+
+        def reaching(log_excess: Array, b: Array = log_rate - half, half: Any = half):
+            """Solves ``alpha log_rate + alpha (alpha-1) s²/2 = log_excess``."""
+            root = xp.sqrt(xp.maximum(b * b + 4 * half * log_excess, 0.0))
+            return xp.where(b < 0, (root - b) / (2 * half), xp.inf)
+
+        # The order at which the jump has spent the budget, or inf.
+        counts = xp.maximum(group.count, 1e-300)
+        log_outer = xp.log(group.loss.outer_rate)
+        top = reaching(-log_outer)  # where M - 1 = 1, and growth slows down
+        steepness = xp.maximum((top - 1) * (log_rate + top * s * s), 1.0)
+        # t L' = count M steepness = budget; plus one nat, to start on the steep side.
+        needed = xp.log(budget) - xp.log(counts * steepness) + 1.0
+        beyond = xp.maximum(top, xp.sqrt(2 * budget / counts) / s)
+        last = reaching(xp.minimum(needed, 0.0) - log_outer)
+        last = xp.where(needed > 0, beyond, last)
         # Below order 2 small losses dominate the moment.
         jump = xp.minimum(jump, xp.min(xp.where(last > 2, last, xp.inf), axis=0))
     smooth = 0.5 * (xp.log(2.0 * budget) - xp.log(curvature))
     return xp.minimum(smooth, xp.log(jump - 1))
-
-
-def _jump_order(
-    log_rate: Array, s: Array, group: Group, budget: Array | float
-) -> Array:
-    """Returns the order at which the jump of L(t) has spent the budget, or inf."""
-    xp = namespace(log_rate, s, group.count)
-    half = 0.5 * s * s
-
-    def reaching(log_excess: Array) -> Array:
-        """Solves ``alpha log_rate + alpha (alpha-1) s²/2 = log_excess``."""
-        b = log_rate - half
-        root = xp.sqrt(xp.maximum(b * b + 4 * half * log_excess, 0.0))
-        return xp.where(b < 0, (root - b) / (2 * half), xp.inf)
-
-    counts = xp.maximum(group.count, 1e-300)
-    log_outer = xp.log(group.loss.outer_rate)
-    top = reaching(-log_outer)  # where M - 1 = 1, and growth slows down
-    steepness = xp.maximum((top - 1) * (log_rate + top * s * s), 1.0)
-    # t L' = count M steepness = budget; plus one nat, to start on the steep side.
-    needed = xp.log(budget) - xp.log(counts * steepness) + 1.0
-    beyond = xp.maximum(top, xp.sqrt(2 * budget / counts) / s)
-    return xp.where(needed > 0, beyond, reaching(xp.minimum(needed, 0.0) - log_outer))
 
 
 # The direction of reported values: the larger one of each step, a bound of both.
@@ -208,70 +199,25 @@ def log_delta_at(epsilon: Array, t: Array, value: Array) -> Array:
     return value - t * (epsilon + xp.log1p(1 / t)) - xp.log1p(t)
 
 
-def best_epsilon(
-    log_delta: Array,
-    groups: tuple[Group, ...],
-    *,
-    loose: bool = False,
-    on_lattice: bool = False,
-    block: int = 0,
-) -> tuple[Array, Array]:
-    """Returns the smallest epsilon at ``delta`` over orders > 1, and the order."""
-    xp = namespace(log_delta, groups[0].count)
-
-    def residual(
-        log_delta: Array, t: Array, value: Array, first: Array, second: Array
-    ) -> tuple[Array, Array]:
-        spent = xp.maximum(t * first - value, 0.0) + xp.log1p(t)
-        slope = t * (t * second + 1 / (1 + t)) / spent
-        return xp.log(spent) - xp.log(-log_delta), slope
-
-    problem = log_delta, groups, epsilon_at, residual
-    t, value = _search(*problem, -log_delta, -log_delta, block, on_lattice, loose)
-    return xp.maximum(epsilon_at(log_delta, t, value), 0.0), 1 + t
-
-
-def best_log_delta(
-    epsilon: Array,
-    groups: tuple[Group, ...],
-    *,
-    loose: bool = False,
-    on_lattice: bool = False,
-    block: int = 0,
-) -> tuple[Array, Array]:
-    """Returns the smallest log(delta) at ``epsilon`` over orders > 1, and the order."""
-    xp = namespace(epsilon, groups[0].count)
-
-    def residual(
-        epsilon: Array, t: Array, value: Array, first: Array, second: Array
-    ) -> tuple[Array, Array]:
-        del value
-        paid = epsilon + xp.log1p(1 / t)
-        slope = t * second / first + 1 / ((1 + t) * paid)
-        return xp.log(first) - xp.log(paid), slope
-
-    problem = epsilon, groups, log_delta_at, residual
-    t, value = _search(*problem, _LOG_T_RANGE[1], 10.0, block, on_lattice, loose)
-    return xp.minimum(log_delta_at(epsilon, t, value), 0.0), 1 + t
-
-
-def _search(
+def best(
     target: Array,
     groups: tuple[Group, ...],
-    objective: Callable[[Array, Array, Array], Array],
-    residual: Callable[..., tuple[Array, Array]],
-    highest: Array | float,
-    budget: Array | float,
-    block: int,
-    on_lattice: bool,
-    loose: bool,
+    *,
+    is_epsilon: bool,
+    loose: bool = False,
+    on_lattice: bool = False,
+    block: int = 0,
 ) -> tuple[Array, Array]:
-    """Returns the t that minimises the objective, and `log_moment` there."""
-    # Newton's method in log t for the objective's derivative, which increases, within a
+    """Returns the smallest epsilon or log(delta) over orders > 1, and the order.
+
+    ``target`` is log(delta) if epsilon is asked (``is_epsilon``), else epsilon.
+    """
+    # Newton's method in log t for the bound's derivative, which increases, within a
     # bracket. Any order gives a valid bound, so an error of the search only raises it.
     xp, tolerance = namespace(groups[0].count), _LOOSE if loose else _TOLERANCE
     example = groups[0].count[0]
-    block = block or example.size
+    block, bound_at = block or example.size, epsilon_at if is_epsilon else log_delta_at
+    highest, budget = (-target, -target) if is_epsilon else (_LOG_T_RANGE[1], 10.0)
     low = xp.full_like(example, _LOG_T_RANGE[0])
     high = xp.broadcast_to(xp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
     end, rules = high + 1, (FINE, COARSE) if xp is np else _TRACED
@@ -279,7 +225,7 @@ def _search(
         rules = LATTICE, _COARSE_LATTICE
         end = _log_lattice_end(groups)
         high = xp.minimum(high, end)
-    log_t = xp.clip(first_order(groups, budget), low, high)
+    log_t = xp.clip(first_order(xp, groups, budget), low, high)
 
     def improve(
         given: tuple[Array, tuple[Group, ...], Array], state: _Search
@@ -296,8 +242,15 @@ def _search(
         moment = log_moment(t, groups, rule)
         if not rule.with_derivatives:
             return state._replace(settled=state.is_answer, value=moment[0])
-        cost = objective(target, t, moment[0])
-        value, slope = residual(target, t, *moment)
+        cost, (value, first, second) = bound_at(target, t, moment[0]), moment
+        if is_epsilon:
+            spent = xp.maximum(t * first - value, 0.0) + xp.log1p(t)
+            slope = t * (t * second + 1 / (1 + t)) / spent
+            value = xp.log(spent) - xp.log(-target)
+        else:
+            paid = target + xp.log1p(1 / t)
+            slope = t * second / first + 1 / ((1 + t) * paid)
+            value = xp.log(first) - xp.log(paid)
         better = cost < state.best
         too_high = ~(value <= 0)  # NaN is an overflow
         low = xp.where(too_high, low, log_t)
@@ -359,7 +312,9 @@ def _search(
     if on_lattice:
         found = (state.best_log_t < end) & xp.isfinite(value)
         value = xp.where(found | idle, value, xp.nan)
-    return t, value
+    bound = bound_at(target, t, value)
+    bound = xp.maximum(bound, 0.0) if is_epsilon else xp.minimum(bound, 0.0)
+    return bound, 1 + t
 
 
 def _log_lattice_end(groups: tuple[Group, ...]) -> Array:
@@ -413,8 +368,17 @@ def at_most_total_variation(
     chosen = np.flatnonzero(asked & ~run.facts.is_unprotected)
     if not chosen.size:
         return value
-    with bounding_few(chosen.size, _FEW_PROFILES):
-        bound = _log_total_variation(run.flattened(value.shape).take(chosen))
+    some = run.flattened(value.shape).take(chosen)
+    log_same = np.zeros(chosen.shape)
+    with np.errstate(divide="ignore"), bounding_few(chosen.size, _FEW_PROFILES):
+        for loss, count in some.uses:
+            one = np.zeros(chosen.shape)
+            if isinstance(loss, Profile) and not isinstance(loss, BoundingPair):
+                one = delta_of_profile(np.zeros(chosen.shape), loss.kept_in_range())
+            taken = (count > 0) & ~loss.loses_nothing
+            same = np.log1p(-np.exp(np.minimum(one, 0.0)))
+            log_same += np.where(taken, count * np.where(taken, same, 0.0), 0.0)
+        bound = np.minimum(np.log(-np.expm1(log_same)) + _ROUNDING, 0.0)
     lowered = value.reshape(-1).copy()
     if question.is_epsilon:
         lowered[chosen[bound <= target.reshape(-1)[chosen]]] = 0.0
@@ -428,21 +392,6 @@ def estimate(loss: Any) -> Array:
     hints = loss.hints()
     share = namespace(hints.shift).minimum(0.4 * hints.shift, 1.0)
     return loss.outer_rate * hints.rate * share
-
-
-def _log_total_variation(run: Run) -> np.ndarray:
-    """*Upper bound* of the logarithm of the total variation, (n,)."""
-    log_same = np.zeros(run.shape)
-    for loss, count in run.uses:
-        one = np.zeros(run.shape)
-        if isinstance(loss, Profile) and not isinstance(loss, BoundingPair):
-            one = delta_of_profile(np.zeros(run.shape), loss.kept_in_range())
-        taken = (count > 0) & ~loss.loses_nothing
-        with np.errstate(divide="ignore"):
-            same = np.log1p(-np.exp(np.minimum(one, 0.0)))
-        log_same = log_same + np.where(taken, count * np.where(taken, same, 0.0), 0.0)
-    with np.errstate(divide="ignore"):
-        return np.minimum(np.log(-np.expm1(log_same)) + _ROUNDING, 0.0)
 
 
 # Settings computed side by side on the CPU: their arrays fit its cache.
@@ -468,9 +417,9 @@ def rdp_bound(
     """Returns the bound and its order, at every setting and path."""
     # A loose bound ends the search for the order sooner: half of 200 random settings
     # were less than 1e-10 above the other, 99 % less than 4e-4, the worst 1e-2.
-    kernel = _best_epsilon if isinstance(question, EpsilonAt) else _best_log_delta
-    ends = question.nothing, question.everything
-    value, order = _evaluate(kernel, question.target, run, ends, loose=loose)
+    ends, kinds = (question.nothing, question.everything), {"loose": loose}
+    kinds["is_epsilon"] = question.is_epsilon
+    value, order = _evaluate(_best, question.target, run, ends, **kinds)
     return at_most_total_variation(question, run, value), order
 
 
@@ -491,10 +440,7 @@ def rdp_curve(orders: np.ndarray, run: Run, direction: str) -> np.ndarray:
 
 
 _rdp = float64_boundary(rdp, static=("direction", "on_lattice", "block"))
-_best_epsilon = float64_boundary(best_epsilon, static=("loose", "on_lattice", "block"))
-_best_log_delta = float64_boundary(
-    best_log_delta, static=("loose", "on_lattice", "block")
-)
+_best = float64_boundary(best, static=("is_epsilon", "loose", "on_lattice", "block"))
 
 
 def _evaluate(
@@ -553,9 +499,11 @@ def _by_chunks(
         return kernel(*part, on_lattice=on_lattice, block=block, **options)
 
     kinds = tuple((type(g.loss).__name__, len(g.count)) for g in arrays[1])
-    asked = kernel.__name__, static.get("direction"), on_lattice, kinds
-    with using_choice(choose_engine(size, _KERNEL._replace(what=asked), losses)):
-        value, order = in_chunks(chunk, arrays, _CHUNKS)
+    of = static.get("direction"), static.get("is_epsilon")
+    asked = kernel.__name__, *of, on_lattice, kinds
+    engine = choose_engine(size, _KERNEL._replace(what=asked), losses)
+    with using_choice(engine):
+        value, order = in_chunks(chunk, arrays, _CHUNKS, engine)
     return value, order
 
 
@@ -568,7 +516,7 @@ def answer_at_orders(
     endless, log_kept, run = np.isinf(orders), run.facts.log_kept, run.kept()
     target = question.given_kept(log_kept).target[..., None]
     curve = rdp_curve(np.where(endless, 2.0, orders), run.with_axis(), LARGER)
-    curve = np.where(endless, run.most_lost[..., None], curve)
+    curve = np.where(endless, run.facts.most_lost[..., None], curve)
     if question.is_epsilon:
         values = epsilons_at_orders(curve, orders, target)
     else:

@@ -6,6 +6,7 @@ Deltas are logarithms.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -53,10 +54,6 @@ class _TargetQuestion:
     def at(self, target: np.ndarray) -> Self:
         """Returns the question with another target."""
         return type(self)(target)
-
-    def take(self, index: np.ndarray) -> Self:
-        """Returns the question of some settings."""
-        return type(self)(self.target[index])
 
 
 @dataclass(frozen=True)
@@ -183,6 +180,9 @@ class Facts(NamedTuple):
     is_unprotected: np.ndarray  # whether some of these steps are unprotected
     has_too_little_noise: np.ndarray  # whether some have too little for kernels
     log_kept: np.ndarray  # log of the probability that no step has an infinite loss
+    # Upper bounds of the finite losses, forward and backward.
+    largest_losses: tuple[np.ndarray, np.ndarray]
+    most_lost: np.ndarray  # the same in either direction; inf without noise
 
 
 class Group(NamedTuple):
@@ -211,13 +211,9 @@ class Run:
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all fields and counts."""
-        shapes = [loss.shape for loss in self.losses]
-        return np.broadcast_shapes(*shapes, *map(np.shape, self.counts))
-
-    @property
-    def num_paths(self) -> int:
-        """The length of the common last axis."""
-        return self.shape[-1]
+        arrays: list[Any] = []
+        map_arrays(arrays.append, self)
+        return np.broadcast_shapes(*map(np.shape, arrays))
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Self:
         """Returns the run with a function applied to every array."""
@@ -225,20 +221,20 @@ class Run:
 
     def flattened(self, shape: tuple[int, ...]) -> Self:
         """Returns the run broadcast to a shape, in one dimension."""
-
-        def flat(field: np.ndarray) -> np.ndarray:
-            return np.broadcast_to(np.asarray(field, np.float64), shape).reshape(-1)
-
         if shape == self.shape == (1,):
             arrays: list[Any] = []
             map_arrays(arrays.append, self)
-            if all(np.shape(a) == shape and a.dtype == np.float64 for a in arrays):
+            if set(map(np.shape, arrays)) == {shape}:
                 return self  # with its cached properties
-        return self.map(flat)
+        return self.map(
+            lambda field: np.broadcast_to(np.asarray(field, np.float64), shape).reshape(
+                -1
+            )
+        )
 
     def take(self, index: np.ndarray) -> Self:
-        """Returns some settings of a flattened run."""
-        if self.shape == (1,) == index.shape and index.dtype != bool:
+        """Returns the settings with ascending indices of a flattened run."""
+        if index.shape == self.shape:
             return self  # with its cached properties
         return self.map(lambda field: field[index])
 
@@ -257,8 +253,6 @@ class Run:
 
     def in_reach(self) -> Self:
         """Returns an *upper bound* of the run that needs less noise."""
-        if not np.any(self.facts.is_unprotected):
-            return self  # with its cached properties
         uses = []
         for loss, count in self.uses:
             beyond = loss.is_unprotected & (count > 0)
@@ -284,8 +278,6 @@ class Run:
 
     def kept(self) -> Self:
         """Returns the run without unprotected steps: given a finite loss."""
-        if not np.any(self.facts.is_unprotected):
-            return self
         counts = (np.where(loss.is_unprotected, 0.0, n) for loss, n in self.uses)
         return type(self)(self.losses, tuple(counts))
 
@@ -296,14 +288,9 @@ class Run:
     # --- Facts that need no integral ---
 
     @property
-    def num_steps(self) -> np.ndarray:
-        """The number of all steps."""
-        return np.asarray(sum(self.counts))
-
-    @property
     def is_symmetric(self) -> bool:
         """Whether both directions are equal for every step."""
-        return all(loss.is_symmetric for loss in self.losses)
+        return all(map(operator.attrgetter("is_symmetric"), self.losses))
 
     @property
     def forward_is_larger(self) -> bool:
@@ -317,17 +304,24 @@ class Run:
     def facts(self) -> Facts:
         """What is known of the run without an integral; read-only."""
         some, unprotected, too_little = np.zeros((3, *self.shape), bool)
-        log_kept = np.zeros(self.shape)
-        for loss, count in self.uses:
-            taken = count > 0
-            some |= taken & ~loss.loses_nothing
-            unprotected |= taken & ~loss.loses_nothing & loss.is_unprotected
-            too_little |= taken & loss.has_too_little_noise
-            log_kept = log_kept + _times(count, loss.log_kept())
-        facts = Facts(~some, unprotected, too_little, log_kept)
-        for fact in facts:
+        log_kept, forward, backward = np.zeros((3, *self.shape))
+        with np.errstate(invalid="ignore"):  # no step times an infinite amount
+            for loss, count in self.uses:
+                taken = count > 0
+                loses = taken & ~loss.loses_nothing
+                some |= loses
+                unprotected |= loses & loss.is_unprotected
+                too_little |= taken & loss.has_too_little_noise
+                log_kept += np.where(taken, count * loss.log_kept(), 0.0)
+                largest = count * loss.largest_loss(backward=False)
+                forward += np.where(loses, largest, 0.0)
+                largest = count * loss.largest_loss(backward=True)
+                backward += np.where(loses, largest, 0.0)
+        largest = forward * (1 + 1e-12), backward * (1 + 1e-12)
+        most = np.where(unprotected, np.inf, np.maximum(*largest))
+        for fact in (some, unprotected, too_little, log_kept, *largest, most):
             fact.setflags(write=False)
-        return facts
+        return Facts(~some, unprotected, too_little, log_kept, largest, most)
 
     def gaussian_shift(self) -> np.ndarray:
         """Returns the shift if all steps are Gaussians without sampling; else 0."""
@@ -341,30 +335,13 @@ class Run:
             square = square + np.where(taken, count * shift * shift, 0.0)
         return np.where(are_gaussian, np.sqrt(square), 0.0)
 
-    @functools.cached_property
-    def largest_losses(self) -> tuple[np.ndarray, np.ndarray]:
-        """Upper bounds of the run's finite losses, forward and backward."""
-        forward, backward = np.zeros((2, *self.shape))
-        for loss, count in self.uses:
-            used = np.where(loss.loses_nothing, 0.0, count)
-            forward = forward + _times(used, loss.largest_loss(backward=False))
-            backward = backward + _times(used, loss.largest_loss(backward=True))
-        return forward * (1 + 1e-12), backward * (1 + 1e-12)
-
-    @functools.cached_property
-    def most_lost(self) -> np.ndarray:
-        """Upper bound of the loss in either direction; inf without noise."""
-        most = np.maximum(*self.largest_losses)
-        most = np.where(self.facts.is_unprotected, np.inf, most)
-        most.setflags(write=False)
-        return most
-
     def refuse(self, method: str) -> None:
         """Raises NotImplementedError if a mechanism lacks a method's protocols."""
         for loss in self.losses:
-            lacking = [
-                p.__name__ for p in _PROTOCOLS[method] if not isinstance(loss, p)
-            ]
+            lacking = []
+            for protocol in _PROTOCOLS[method]:
+                if not isinstance(loss, protocol):
+                    lacking.append(protocol.__name__)
             if not lacking:
                 continue
             name = type(loss).__name__.removesuffix("Loss")
@@ -408,12 +385,6 @@ class Run:
             losses, counts = zip(*steps, strict=True)
             groups.append(Group(kind.stack(losses), np.array(counts)))
         return tuple(groups)
-
-
-def _times(count: Array, amount: Array) -> np.ndarray:
-    """Returns a count times an amount, which may be inf where the count is 0."""
-    with np.errstate(invalid="ignore"):
-        return np.where(count > 0, count * amount, 0.0)
 
 
 # --- Runs with a closed form: one step, or Gaussian steps alone ---

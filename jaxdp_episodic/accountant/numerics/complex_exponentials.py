@@ -99,13 +99,14 @@ def _of_half(angle: Array, added: Array | float) -> tuple[Array, Array]:
 
 def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
     """Returns ``e^{a + ib}``."""
-    xp = namespace(log_size, angle)
+    xp = np if type(angle) is np.ndarray else namespace(log_size, angle)
     size = xp.exp(log_size)
     # Huge angles could not be reduced, and the polynomials would overflow.
     angle = xp.where(xp.abs(angle) < _LARGEST_ANGLE, angle, 0.0)
-    if xp is np:
-        versine, sine = versine_sine(angle)
-        return size * (1 - versine), size * sine
+    if xp is np:  # see `versine_sine`
+        tangent = np.tan(0.5 * angle)
+        sine = 2 * tangent / (1 + tangent * tangent)
+        return size * (1 - tangent * sine), size * sine
     # As one array, so that XLA compiles the polynomials once: the cosine is a sine.
     quarters = np.reshape([0.5 * math.pi, 0.0], (2,) + (1,) * angle.ndim)
     sine, cosine = _of_half(angle, quarters)
@@ -150,12 +151,6 @@ def log_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
     return 0.5 * xp.log(square), xp.arctan2(imaginary, real)
 
 
-def log_size(z: Pair) -> Array:
-    """Returns ``log |z|``."""
-    xp = namespace(z[0], z[1])
-    return 0.5 * xp.log(z[0] * z[0] + z[1] * z[1])
-
-
 def log_add_complex(first: Array, second: tuple[Array, Array]) -> tuple[Array, Array]:
     """Returns ``log(e^a + e^b)``, a real, b complex; continuous if ``|Im b| < pi``."""
     xp = namespace(first, second[0])
@@ -187,8 +182,8 @@ def sum_expm1(z: Pair, weight: Pair, position: Pair) -> Pair:
     rows = _CACHED // max(used, 1) + 1
     re, im = np.empty_like(z[0]), np.empty_like(z[0])
     # Stacked for all settings at once: one by one it takes as long as the sums.
-    y = np.stack([part[:used].T for part in position], axis=1)
-    w = np.stack([part[:used].T for part in weight], axis=2)
+    y = np.stack([position[0][:used].T, position[1][:used].T], axis=1)
+    w = np.stack([weight[0][:used].T, weight[1][:used].T], axis=2)
     real = np.stack([z[0].T, -z[1].T], axis=2)
     imaginary = np.stack([z[1].T, z[0].T], axis=2)
     for i in range(z[0].shape[1]):

@@ -260,9 +260,8 @@ def field_names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def running_max(array: Array) -> Array:
+def running_max(xp: Any, array: Array) -> Array:
     """The largest entry so far along the first axis."""
-    xp = namespace(array)
     if xp is np:
         return np.maximum.accumulate(array, axis=0)
     from jax import lax

@@ -135,8 +135,13 @@ def log_crossing(
         ends = xp.array([last, xp.minimum(last + 1, num_points - 1)])
         return rows_at(xp.array([x, value]), ends)
 
-    start = xp.array([bracket, bracket])
-    (x, end), (value, other) = fori_loop(xp, 0, num_refinements, narrow, start)
+    state = xp.array([bracket, bracket])
+    if xp is np:
+        for i in range(num_refinements):
+            state = narrow(i, state)
+    else:
+        state = fori_loop(xp, 0, num_refinements, narrow, state)
+    (x, end), (value, other) = state
     drop = value - other
     inside = (value > 0) & (drop > 0) & (drop < xp.inf)
     part = xp.where(inside, value / xp.where(inside, drop, 1.0), 0.0)

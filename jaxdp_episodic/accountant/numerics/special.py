@@ -167,7 +167,7 @@ def _mills_ratio(x: Array) -> Array:
 
 def polynomial(coefficients: np.ndarray, x: Array) -> Array:
     """Evaluates a polynomial with coefficients from the lowest power on."""
-    xp = namespace(x)
+    xp = np if type(x) is np.ndarray else namespace(x)
     if xp is np and np.size(x) <= _FEW:
         # All powers at once takes few calls.
         powers = np.empty((len(coefficients), np.size(x)))

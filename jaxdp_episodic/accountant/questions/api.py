@@ -166,7 +166,7 @@ def curve_of(
             # Skip the backward direction if it is proven not to be larger.
             if one == every[0] or not run.forward_is_larger:
                 values = np.maximum(values, rdp_curve(finite, run, one))
-        largest = [run.largest_losses[one == "backward"] for one in every]
+        largest = [run.facts.largest_losses[one == "backward"] for one in every]
         most = np.where(run.facts.is_unprotected, np.inf, np.maximum.reduce(largest))
         values = np.where(np.isinf(orders), most, values)
         curves.append(np.where(run.facts.log_kept < 0, np.inf, values))
@@ -226,11 +226,21 @@ def epsilon(
         "rdp".
       NotImplementedError: the method does not cover a release.
     """
-    check_step(step)
-    check_method(method)
+    _validation.choice("method", method, METHODS)
     delta = _validation.probability_array("delta", delta)
-    _warn_about_delta(step, delta)
     runs, shape = checked_runs(step, num_steps, delta=delta)
+    one: Any = step  # no disjoint parts
+    units = None  # of the first description that states its size
+    for part in parts_of(one)[0]:
+        if units is None and isinstance(part, GaussianStep):
+            units = part.num_protected_units
+    if units is not None and delta.size and np.max(delta) * units >= 1:
+        warnings.warn(
+            f"delta={np.max(delta):g} times {units} protected units is at least 1: "
+            "publishing the data of one of them would satisfy it; use delta well below "
+            f"{1 / units:.1e}",
+            stacklevel=3,
+        )
     if orders is not None:
         if method != "rdp" or return_info:
             raise ValueError(
@@ -239,7 +249,7 @@ def epsilon(
             )
         return _epsilon_on_grid(runs, delta, orders, shape)
     answer = worst_path.answer(EpsilonAt(log_of(delta)), runs, method)
-    value, error, certified = (shaped(field, shape) for field in answer)
+    value, error, certified = map(shaped, answer, [shape] * 3)
     return (value, PrivacyInfo(error, certified)) if return_info else value
 
 
@@ -273,12 +283,11 @@ def delta(
     Raises:
       ValueError: a step without ``num_steps``.
     """
-    check_step(step)
-    check_method(method)
+    _validation.choice("method", method, METHODS)
     target = _validation.nonnegative_array("epsilon", epsilon)
     runs, shape = checked_runs(step, num_steps, epsilon=target)
     answer = worst_path.answer(DeltaAt(target), runs, method)
-    log_delta, error, certified = (shaped(field, shape) for field in answer)
+    log_delta, error, certified = map(shaped, answer, [shape] * 3)
     value = delta_of(log_delta, up=True)[()]
     return (value, PrivacyInfo(error, certified)) if return_info else value
 
@@ -370,7 +379,6 @@ def epsilon_interval(
 
     Reference: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), arXiv:2207.04380.
     """
-    check_step(step)
     delta = _validation.probability_array("delta", delta)
     if max_width is not None:
         width = _validation.one("max_width", max_width, _validation.positive_array)
@@ -396,7 +404,6 @@ def delta_interval(
     Returns:
       ``(lower, upper)``, float64 in [0, 1] of the broadcast shape.
     """
-    check_step(step)
     target = _validation.nonnegative_array("epsilon", epsilon)
     runs, shape = checked_runs(step, num_steps, epsilon=target)
     lower, upper = _least_ends(DeltaAt(target), runs, shape, None)
@@ -442,9 +449,10 @@ def _ends(
             both = pld_bounds(left, kept, width=width)
         found = Answer(both[i], nothing, nothing)
         end = inside.with_failure(found, log_kept, up=up).value
-        at_end = question.at_end(runs[True].most_lost)
+        most = runs[True].facts.most_lost
+        at_end = question.at_end(most)
         if np.any(at_end):
-            limit = question.end_value(runs[True].most_lost, runs[True].facts.log_kept)
+            limit = question.end_value(most, runs[True].facts.log_kept)
             # At delta 0 the largest loss is only an upper end.
             known = ~np.isfinite(limit) | (limit == 0) | (not question.is_epsilon)
             known &= question.is_epsilon | ~run.facts.has_too_little_noise
@@ -487,6 +495,7 @@ def checked_runs(
     step: Any, num_steps: Any, **targets: np.ndarray
 ) -> tuple[tuple[Run, ...], tuple[int, ...]]:
     """Returns a run per theorem, of which the smallest result counts, and the shape."""
+    check_step(step)
     named: dict[str, Any] = {"step": step, **targets}
     is_run = isinstance(step, ComposedSteps)
     if num_steps is not None:
@@ -536,19 +545,6 @@ def check_step(step: Any) -> None:
     if not isinstance(step, AnyStep):
         refuse_disjoint(step, "this function")
         _validation.instance("step", step, AnyStep, "a GaussianStep or a composed run")
-
-
-def _warn_about_delta(step: Any, delta: np.ndarray) -> None:
-    """Warns if delta is so large that publishing one unit's data would satisfy it."""
-    gaussian = [part for part in parts_of(step)[0] if isinstance(part, GaussianStep)]
-    units = [n for part in gaussian if (n := part.num_protected_units) is not None]
-    if units and delta.size and np.max(delta) * units[0] >= 1:
-        warnings.warn(
-            f"delta={np.max(delta):g} times {units[0]} protected units is at least 1: "
-            "publishing the data of one of them would satisfy it; use delta well below "
-            f"{1 / units[0]:.1e}",
-            stacklevel=4,
-        )
 
 
 def shaped(values: np.ndarray, shape: tuple[int, ...]) -> Any:

@@ -66,9 +66,8 @@ def shift_of(noise: Any, sensitivity: np.ndarray | float) -> np.ndarray:
         return np.divide(sensitivity, column(noise))
 
 
-def product(rates: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the product of rates with a path axis; 1 if there are none."""
-    return functools.reduce(np.multiply, rates, ALWAYS)
+# The product of rates with a path axis; 1 if there are none.
+product = functools.partial(math.prod, start=ALWAYS)
 
 
 # --- At most one clipped contribution depends on the unit: theory.md, "Profiles" ---

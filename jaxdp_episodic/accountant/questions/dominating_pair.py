@@ -89,11 +89,14 @@ def runs_of_parts(
     steps: Sequence[OneStep], counts: Sequence[ArrayLike]
 ) -> tuple[Run, ...]:
     """Returns one run for each theorem; counts may be real numbers."""
-    parts = [_uses(*part) for part in zip(steps, counts, strict=True)]
-    parts = _on_all_paths(steps, parts)
+    parts = list(map(_uses, steps, counts))
+    if releases.TruncatedPoissonRelease in map(type, steps):
+        parts = _on_all_paths(steps, parts)
     runs = []
     for theorem in range(max(map(len, parts))):
-        uses = [use for part in parts for use in part[min(theorem, len(part) - 1)]]
+        uses: Uses = []
+        for part in parts:
+            uses += part[min(theorem, len(part) - 1)]
         runs.append(Run(*zip(*uses, strict=True)))
     return tuple(runs)
 
@@ -141,7 +144,10 @@ def _uses(step: OneStep, num_steps: ArrayLike) -> list[Uses]:
     if isinstance(scheme, ShuffledEpochs):
         # An epoch that has begun costs as much as a complete one.
         count = np.ceil(count / column(scheme.steps_per_epoch))
-    return [[(pair, count)] for pair in _pairs(step)]
+    uses = []
+    for pair in _pairs(step):
+        uses.append([(pair, count)])
+    return uses
 
 
 # --- The table of designs ---

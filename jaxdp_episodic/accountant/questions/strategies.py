@@ -281,10 +281,10 @@ def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Proble
             tuple(loss for run in runs for loss in run.losses),
             tuple(count for run in runs for count in run.counts),
         )
-        if joint.num_paths > 1:
+        if joint.shape[-1] > 1:
             joint = joint.take_paths(undominated_paths(joint))
         above, members = joint, []
-        if joint.num_paths > _MOST_PATHS:
+        if joint.shape[-1] > _MOST_PATHS:
             above, group, _ = rounded_up(joint, _MOST_PATHS)
             members = np.unique(group, return_index=True)[1].tolist()
 
@@ -297,7 +297,7 @@ def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Proble
             return Problem.of(game.graph, options)
 
         yield (
-            [of_path(above, i) for i in range(above.num_paths)],
+            [of_path(above, i) for i in range(above.shape[-1])],
             [of_path(joint, i) for i in members],
         )
 
@@ -339,7 +339,7 @@ def largest_loss(game: Game) -> float:
     """Returns an *upper bound* on the largest loss of any strategy, or inf."""
     most = 0.0
     for steps in _runs_by_theorem(game):
-        costs = np.array([float(run.most_lost.max()) for run in steps])
+        costs = np.array([float(run.facts.most_lost.max()) for run in steps])
         lost = any(np.any(run.facts.log_kept < 0) for run in steps)
         total = math.inf if lost else float(game.graph.most(costs))
         most = max(most, total)

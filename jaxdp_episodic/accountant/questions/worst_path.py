@@ -14,7 +14,6 @@ from jaxdp_episodic.accountant.methods import rdp
 from jaxdp_episodic.accountant.methods.certified import method as pld
 from jaxdp_episodic.accountant.methods.exact import method as exact
 from jaxdp_episodic.accountant.methods.run import Answer, Question, Run
-from jaxdp_episodic.accountant.numerics.loops import map_arrays, taken
 
 # Methods by their public name.
 METHODS: dict[str, Callable[[Question, Run], Answer]] = {
@@ -38,15 +37,51 @@ _MOST_COMPARISONS = 10**8
 def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
     """Returns epsilon or log(delta) of the worst path, the smallest over the runs."""
     question = question.at(np.asarray(question.target, np.float64)[..., None])
-    if len(runs) == 1:
-        every = _on_paths(question, runs[0], method)
-    else:  # of each path the smallest counts, so that all paths are needed
-        found = [_on_paths(question, run, method, every=True) for run in runs]
-        every = Answer(*chosen(found, np.argmin))
-    if every.value.shape[-1] == 1:
-        return taken(every, 0)
-    index = every.value.argmax(axis=-1)[..., None]
-    return map_arrays(lambda a: np.take_along_axis(a, index, axis=-1)[..., 0], every)
+    every, alone = [], len(runs) == 1
+    for run in runs:
+        run.refuse("exact" if method == CONTOUR else method)
+        # Of several runs the smallest counts on each path, so all paths are needed.
+        if alone and run.shape[-1] > 1:
+            run = run.take_paths(undominated_paths(run))
+        shape = np.broadcast_shapes(question.target.shape, run.shape)
+        nothing = np.zeros(shape)
+        if 0 in shape:
+            every.append(Answer(nothing, nothing, np.zeros(shape, bool)))
+            continue
+        little = run.facts.has_too_little_noise
+        if np.any(run.facts.is_unprotected):
+            run = run.in_reach()
+        log_kept, most = run.facts.log_kept, run.facts.most_lost
+        at_end, end, asked = question.at_end(most), nothing, question
+        if some_at_end := np.any(at_end):
+            end = np.broadcast_to(question.end_value(most, log_kept), shape)
+            if np.all(at_end):
+                every.append(Answer(end, nothing, np.zeros(shape, bool)))
+                continue
+            asked = question.inside()
+        kept, left = run, asked
+        if may_fail := np.any(log_kept) or np.any(little):  # given a finite loss
+            kept, left = run.kept(), asked.given_kept(log_kept)
+            left = left.at(np.where(np.isneginf(left.target), -1.0, left.target))
+        if alone and kept.shape[-1] > 1 and not (may_fail or method == "rdp"):
+            found = _of_worst(left, kept, method)
+        else:
+            found = _at_most(_ANSWERS[method](left, kept), left, kept)
+        if may_fail:  # bounds if there is little noise
+            found = asked.with_failure(found, log_kept)
+            bound = little & (found.value != asked.nothing)
+            certified = found.is_certified | (bound & (method != "rdp"))
+            found = Answer(found.value, np.where(bound, np.inf, found.error), certified)
+        if some_at_end:
+            value, error = np.where(at_end, (end, nothing), found[:2])
+            found = Answer(value, error, ~at_end & found.is_certified)
+        every.append(found)
+    value, error, certified = every[0] if alone else chosen(every, np.argmin)
+    if value.shape[-1] == 1:
+        return Answer(value[..., 0], error[..., 0], certified[..., 0])
+    index = value.argmax(axis=-1)[..., None]
+    fields = (value, error, certified)
+    return Answer(*(np.take_along_axis(a, index, -1)[..., 0] for a in fields))
 
 
 def chosen(found: Sequence[Sequence[Any]], arg_best: Any) -> list[np.ndarray]:
@@ -60,46 +95,9 @@ def chosen(found: Sequence[Sequence[Any]], arg_best: Any) -> list[np.ndarray]:
     return [np.take_along_axis(field, index, axis=0)[0] for field in fields]
 
 
-def _on_paths(
-    question: Question, run: Run, method: str, *, every: bool = False
-) -> Answer:
-    """The answers of one run on ``every`` path, or on those that may be the worst."""
-    run.refuse("exact" if method == CONTOUR else method)
-    if run.num_paths > 1 and not every:
-        run = run.take_paths(undominated_paths(run))
-    shape = np.broadcast_shapes(question.target.shape, run.shape)
-    if 0 in shape:
-        return Answer(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
-    little, run = run.facts.has_too_little_noise, run.in_reach()
-    log_kept, most, asked = run.facts.log_kept, run.most_lost, question
-    at_end = question.at_end(most)
-    if np.any(at_end):
-        end = np.broadcast_to(question.end_value(most, log_kept), shape)
-        if np.all(at_end):
-            return Answer(end, np.zeros(shape), np.zeros(shape, bool))
-        asked = question.inside()
-    may_fail, kept, left = np.any(log_kept) or np.any(little), run.kept(), asked
-    if may_fail:  # given a finite loss
-        left = asked.given_kept(log_kept)
-        left = left.at(np.where(np.isneginf(left.target), -1.0, left.target))
-    if run.num_paths > 1 and not (every or may_fail or method == "rdp"):
-        found = _of_worst(left, kept, method)
-    else:
-        found = _at_most(_ANSWERS[method](left, kept), left, kept)
-    if may_fail:  # bounds if there is little noise
-        found = asked.with_failure(found, log_kept)
-        bound = little & (found.value != asked.nothing)
-        certified = found.is_certified | (bound & (method != "rdp"))
-        found = Answer(found.value, np.where(bound, np.inf, found.error), certified)
-    if not np.any(at_end):
-        return found
-    value, error = np.where(at_end, (end, np.zeros(shape)), found[:2])
-    return Answer(value, error, ~at_end & found.is_certified)
-
-
 def _at_most(found: Answer, question: Question, run: Run) -> Answer:
     """An answer on each path, lowered to what the largest loss implies."""
-    most = run.most_lost
+    most = run.facts.most_lost
     if question.is_epsilon:
         found = found._replace(value=np.minimum(found.value, most))
     elif np.any(limited := np.isfinite(most)):
@@ -116,7 +114,7 @@ def _at_most(found: Answer, question: Question, run: Run) -> Answer:
 
 def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarray:
     """Bound on log(delta) in a direction whose largest loss is just above epsilon."""
-    gap = np.maximum(run.largest_losses[backward] - epsilon, 0.0)
+    gap = np.maximum(run.facts.largest_losses[backward] - epsilon, 0.0)
     gap = np.where(run.facts.is_unprotected, np.inf, gap)
     chance = np.zeros(gap.shape)
     for loss, count in run.uses:
@@ -163,7 +161,7 @@ def undominated_paths(run: Run) -> np.ndarray:
     """Returns the paths that may be the worst at some target."""
     columns = _columns(run)
     if columns.shape[1] == 0:
-        return np.arange(min(run.num_paths, 1))
+        return np.arange(min(run.shape[-1], 1))
     first, _ = _distinct(columns)
     # Ranks have the order of the numbers, are fast to compare and can be added: no
     # other path dominates the one with the largest sum.
@@ -206,7 +204,7 @@ def rounded_up(run: Run, most: int) -> tuple[Run, np.ndarray, float]:
 
 def _columns(run: Run) -> np.ndarray:
     """(P, D) the numbers that differ between paths; epsilon increases in each."""
-    paths = run.num_paths
+    paths = run.shape[-1]
     parts = [np.zeros((paths, 0))]
     for loss in run.losses:
         for field in loss.fields:

@@ -331,7 +331,7 @@ def _worst_path(
     if len(accounted) == 1:
         front = path_rows.undominated_paths(accounted[0])
     else:  # several theorems hold: any path may be the worst
-        front = np.arange(max(one.num_paths for one in accounted))
+        front = np.arange(max(one.shape[-1] for one in accounted))
     most = int(front[0])
     if len(front) > 1:
         most = int(front[np.argmax(_path_epsilons(accounted, front, delta, method))])
@@ -417,7 +417,7 @@ def _distribution(
     most = _MAX_CERTIFIED_PATHS if method == "pld" else _MAX_PATHS
     fewer, index, rounding = path_rows.rounded_up(accounted[0], most)
     # The largest epsilon bounds that of every path, also where rounding exceeds it.
-    epsilons = _path_epsilons([fewer], np.arange(fewer.num_paths), delta, method)[index]
+    epsilons = _path_epsilons([fewer], np.arange(fewer.shape[-1]), delta, method)[index]
     epsilons = np.minimum(epsilons, worst.epsilon)
     units, paths = step.path_rates.multiplicity, step.path_rates.paths
     inclusion = np.broadcast_to(_inclusion_rates(run), units.shape)

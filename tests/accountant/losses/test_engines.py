@@ -121,8 +121,8 @@ def asked(loss):
     panels = [(rdp.rdp, {"on_lattice": False, "direction": "backward"})]
     for on_lattice in {False, loss.has_lattice}:
         panels += [
-            (rdp.best_epsilon, {"on_lattice": on_lattice}),
-            (rdp.best_log_delta, {"on_lattice": on_lattice}),
+            (rdp.best, {"is_epsilon": True, "on_lattice": on_lattice}),
+            (rdp.best, {"is_epsilon": False, "on_lattice": on_lattice}),
             (rdp.rdp, {"on_lattice": on_lattice, "direction": LARGER}),
         ]
     for kernel, static in panels:

@@ -179,14 +179,12 @@ def test_lattice_and_panels_find_the_same(engine, transition):
     block = 16 if engine == "jax" else 64
     runs = random_runs(13, 64, transition=transition)
     groups = _sampled(runs.rate, runs.noise, runs.num_steps)
-    questions = (
-        (rdp.best_epsilon, np.log(runs.delta)),
-        (rdp.best_log_delta, np.geomspace(0.01, 30, 64)),
-    )
-    for kernel, target in questions:
-        ask = float64_boundary(kernel, ("on_lattice", "block"))
-        by_panels, _ = ask(target, groups, block=block)
-        on_lattice, order = ask(target, groups, on_lattice=True, block=block)
+    questions = (True, np.log(runs.delta)), (False, np.geomspace(0.01, 30, 64))
+    for is_epsilon, target in questions:
+        ask = float64_boundary(rdp.best, ("is_epsilon", "on_lattice", "block"))
+        kinds = {"is_epsilon": is_epsilon, "block": block}
+        by_panels, _ = ask(target, groups, **kinds)
+        on_lattice, order = ask(target, groups, on_lattice=True, **kinds)
         known = np.isfinite(on_lattice)
         assert known.sum() > 40
         least = by_panels - 1e-5 * np.abs(by_panels)
@@ -196,16 +194,17 @@ def test_lattice_and_panels_find_the_same(engine, transition):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "question", "rate", "noise", "num_steps"),
+    ("question", "rate", "noise", "num_steps"),
     [
-        (rdp.best_epsilon, EpsilonAt, 1e-4, 0.02, 10.0),  # takes too many nodes
-        (rdp.best_log_delta, DeltaAt, 0.2, 40.0, 5.0),  # its moment overflows
+        (EpsilonAt, 1e-4, 0.02, 10.0),  # takes too many nodes
+        (DeltaAt, 0.2, 40.0, 5.0),  # its moment overflows
     ],
 )
-def test_panels_answer_beyond_the_lattice(kernel, question, rate, noise, num_steps):
+def test_panels_answer_beyond_the_lattice(question, rate, noise, num_steps):
     groups = _sampled([rate, 0.01], [noise, 1.0], [num_steps, 100.0])
     target = np.full(2, -9.0) if question is EpsilonAt else np.full(2, 4.45)
-    ask = float64_boundary(kernel, ("on_lattice",))
+    ask = float64_boundary(rdp.best, ("is_epsilon", "on_lattice"))
+    ask = functools.partial(ask, is_epsilon=question.is_epsilon)
     found, _ = ask(target, groups, on_lattice=True)
     np.testing.assert_array_equal(np.isnan(found), [True, False])
     ((loss, count),) = groups

@@ -38,7 +38,7 @@ def random_run(rng, num_paths, *, num_losses=1, shape=(), levels=6):
 
 def table(run):
     """(P, D) all fields of all losses."""
-    num_paths = run.num_paths
+    num_paths = run.shape[-1]
     columns = [
         np.moveaxis(np.broadcast_to(field, (*field.shape[:-1], num_paths)), -1, 0)
         for loss in run.losses
@@ -74,7 +74,7 @@ def test_equal_paths_are_merged():
     assert paths.undominated_paths(run).tolist() == [0]
     assert paths.equal_paths(run, 3).tolist() == [0, 1, 2, 3, 4]
     fewer, place, excess = paths.rounded_up(run, 3)
-    assert (fewer.num_paths, place.tolist(), excess) == (1, [0] * 5, 0.0)
+    assert (fewer.shape[-1], place.tolist(), excess) == (1, [0] * 5, 0.0)
 
 
 @pytest.mark.parametrize("most", [1, 7, 50, 1000])
@@ -89,7 +89,7 @@ def test_rounding_goes_up_and_stays_within_the_number(most):
     assert (after >= before).all() and (after <= np.maximum(before, 2.0)).all()
     assert (after[:, :2] <= 1).all()
     # A rate of 0 cannot be made equal to another one.
-    assert fewer.num_paths <= most + (most == 1)
+    assert fewer.shape[-1] <= most + (most == 1)
     with np.errstate(invalid="ignore"):
         assert np.nanmax(after / before) <= 1 + excess
     assert after[0, 1] == 0

@@ -131,7 +131,7 @@ def pld_bounds(
         with np.errstate(invalid="ignore"):  # both infinite
             left = np.flatnonzero(~settled & ~(upper - lower <= enough))
         if left.size:
-            bound = rdp_end(question.take(left), run.take(left))
+            bound = rdp_end(question.at(question.target[left]), run.take(left))
             upper[left] = np.maximum(np.minimum(upper[left], bound), lower[left])
     if width is not None and question.is_epsilon:
         missed = np.isfinite(upper) & (upper - lower > width)
@@ -190,7 +190,7 @@ def _bounds(
     absolute, relative = (share * each for each in _tolerances(question, width))
     open_ = ~settled
     shift = np.where(open_, run.gaussian_shift(), 0.0)
-    open_ &= (run.num_steps < _MOST_STEPS) | (shift > 0)
+    open_ &= (sum(run.counts) < _MOST_STEPS) | (shift > 0)
     for loss, count in zip(run.losses, run.counts, strict=True):
         open_ &= (loss.hints().furthest < _LARGEST_SHIFT) | (count == 0) | (shift > 0)
     if question.is_epsilon:

@@ -14,10 +14,9 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
 from jaxdp_episodic.accountant.methods.exact import mgf
-from jaxdp_episodic.accountant.methods.exact.mgf import Bulk, Pair, Steps
+from jaxdp_episodic.accountant.methods.exact.mgf import LOG_ZERO, Bulk, Pair, Steps
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     divided,
-    log_size,
     polar,
     times,
 )
@@ -25,7 +24,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     at,
     fori_loop,
-    namespace,
     rows_at,
     rows_of,
     stored,
@@ -41,9 +39,6 @@ _LEAN_SHARE = 0.7
 _CHECK_LEAN_SHARE = 0.9
 # Largest lean.
 _LARGEST_LEAN = 0.6
-# Log of the largest contribution of the truncated losses on the contour: M^T may be 1,
-# of which 1e-6 may be left without the bulk.
-_TRUNCATED = -40.0
 # Nats by which the integrand falls along the contour.
 FALL = 42.0
 # Number of points at which the end is searched for.
@@ -77,11 +72,17 @@ class Contour(NamedTuple):
 
 
 def lay_contour(
-    epsilon: Array, groups: tuple[Steps, ...], fall: Array | float, bulk: Bulk
+    xp: Any,
+    epsilon: Array,
+    groups: tuple[Steps, ...],
+    fall: Array | float,
+    bulk: Bulk,
+    largest: Array,
 ) -> Contour:
-    """The contour for delta at ``epsilon``, (n,); ``fall`` is in nats."""
-    xp = namespace(epsilon, groups[0].count)
-    largest = largest_center(xp, epsilon, groups)
+    """The contour for delta at ``epsilon``, (n,); ``fall`` is in nats.
+
+    ``largest`` is the largest real c at which truncated losses are negligible.
+    """
 
     def falling(c: Array) -> Array:
         """Minus the slope of the integrand's logarithm."""
@@ -163,8 +164,9 @@ def _end(
     z, speed = contour_points(xp, contour, y)
     power, _ = mgf.log_powers(xp, z, groups, checked=False)
     difference, size = mgf.without_bulk(xp, z, power, contour.bulk)
-    size = size + log_size(difference)
-    size = size + log_size(speed) - z[0] * epsilon + xp.log(xp.maximum(y, scale))
+    for re, im in (difference, speed):
+        size = size + 0.5 * xp.log(re * re + im * im)
+    size = size - z[0] * epsilon + xp.log(xp.maximum(y, scale))
     above = size[1:] - size[0] + fall
     last = xp.where(above > 0, xp.arange(_NUM_PROBES)[:, None], 0).max(axis=0)
     sides = xp.array([last, xp.minimum(last + 1, _NUM_PROBES - 1)])
@@ -192,13 +194,13 @@ def transform(
     # (log B)') / (1 - share).
     variance = xp.array([bulk.variance, xp.zeros_like(bulk.variance)])[:, None]
     log_power, mean, curvature = moments
-    log_bulk_, _ = mgf.log_bulk(
-        xp, (c, xp.zeros_like(c)), bulk._replace(variance=variance)
-    )
+    log_bulk = 0.5 * variance * (c * (1 + c)) + bulk.log_mass
     inverse = 1 / c**2 + 1 / (1 + c) ** 2
-    log_share = xp.minimum(log_bulk_ - log_power, 0.0)
+    log_share = xp.minimum(log_bulk - log_power, 0.0)
     left = xp.where(variance > 0, -xp.expm1(log_share), 1.0)
-    steps = sum(group.count.sum(axis=0) for group in groups)
+    steps = 0.0
+    for group in groups:
+        steps = steps + group.count.sum(axis=0)
     valid = left > _LEAST_DIFFERENCE + _LEAST_DIFFERENCE_PER_STEP * steps
     left = xp.where(valid, left, 1.0)
     share = xp.where(variance > 0, xp.exp(log_share), 0.0)
@@ -208,20 +210,6 @@ def transform(
     values = log_power + xp.log(left) - xp.log(c) - xp.log1p(c)
     curvature = xp.maximum(second - slope**2, 0.0) + inverse
     return xp.array([values, slope - 1 / c - 1 / (1 + c), curvature]), valid[0]
-
-
-def largest_center(xp: Any, like: Array, groups: tuple[Steps, ...]) -> Array:
-    """The largest real c at which truncated losses are negligible; (n,)."""
-    highest = xp.full_like(like, 1e12)
-    for steps in groups:
-        count = (steps.count * steps.outer_rate).reshape(-1)
-        log_mass = xp.log(xp.maximum(count, 1e-300)) + steps.nodes.end_log_weight
-        loss = steps.nodes.end_loss
-        limit = (_TRUNCATED - log_mass) / xp.where(loss > 0, loss, 1.0)
-        limit = xp.where((loss > 0) & (count > 0), limit, xp.inf)
-        limit = limit.min(axis=0).reshape(steps.count.shape)
-        highest = xp.minimum(highest, limit.min(axis=0))
-    return highest
 
 
 def contour_points(xp: Any, contour: Contour, y: Array) -> tuple[Pair, Pair]:
@@ -254,8 +242,6 @@ _DECAY_POWER = 0.8
 _ALIASES = 4.0
 # Rounding of a phase, relative to its size.
 _ROUNDING = 4e-16
-# Stands for log(0) where -inf would make NaN.
-_LOG_ZERO = -1e300
 
 
 class Solution(NamedTuple):
@@ -275,6 +261,7 @@ class Blocks(NamedTuple):
 
 
 def search(
+    xp: Any,
     log_delta: Array,
     initial: Array,
     highest: Array,
@@ -288,13 +275,18 @@ def search(
     Where ``is_held``, log(delta) at ``initial`` instead.
     """
     # Halley's method on log delta in a bracket from 0 to highest, on one contour.
-    xp = namespace(log_delta, initial, highest, contour.center, groups[0].count)
-    integrand = _prepare(xp, blocks, contour, groups)
+    last = xp.asarray(blocks.number * blocks.size - 1)
+    spacing = contour.end / last.astype(contour.end.dtype)
+    summands = functools.partial(_summands, xp, contour, groups, spacing, blocks.size)
+    integrand = _Integrand(
+        rows_of(xp, summands, blocks.number, blocks.most),
+        contour.bulk,
+        xp.maximum(1 / spacing, 1.0),
+    )
 
     def improve(state: _Search) -> _Search:
         x, low, high = state.x, state.low, state.high
-        known = _bulk_delta(xp, integrand.bulk, x)
-        value, slope, curvature, error = _integrate(xp, integrand, blocks, x, known)
+        value, slope, curvature, error = _integrate(xp, integrand, blocks, x)
         gap = value - log_delta
         above = gap > 0
         low, high = xp.where(above, x, low), xp.where(above, high, x)
@@ -320,7 +312,7 @@ def search(
         missed = missed + xp.where(low_enough, 0.0, left)
         return _Search(
             state.count + 1,
-            xp.all(found),
+            (state.count + 1 < _MOST_STEPS) & ~xp.all(found),
             xp.where(found, x, step),
             low,
             high,
@@ -331,26 +323,24 @@ def search(
             ),
         )
 
-    def unfinished(state: _Search) -> Array:
-        return (state.count < _MOST_STEPS) & ~state.done
-
     nothing = xp.zeros_like(initial)
     start = _Search(
         xp.zeros((), xp.int32),
-        xp.any(nothing),  # False, but typed within shard_map like what is found
+        ~xp.any(nothing),  # True, but typed within shard_map like what is found
         initial,
         nothing,
         highest,
         Solution(initial, nothing, nothing),
     )
-    return while_loop(xp, unfinished, improve, start).solution
+    found = while_loop(xp, lambda state: state.is_unfinished, improve, start)
+    return found.solution
 
 
 class _Search(NamedTuple):
     """State of the search for epsilon; arrays are (n,)."""
 
     count: Array  # number of evaluations
-    done: Array  # whether all settings are
+    is_unfinished: Array  # whether any setting is
     x: Array  # the next epsilon to evaluate
     low: Array  # the bracket
     high: Array
@@ -370,46 +360,50 @@ class _Integrand(NamedTuple):
     density: Array
 
 
-def _prepare(
-    xp: Any, blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]
-) -> _Integrand:
-    """Nodes of the trapezoidal rule, and M^T on them."""
-    last = xp.asarray(blocks.number * blocks.size - 1)
-    step = contour.end / last.astype(contour.end.dtype)
+def _summands(
+    xp: Any,
+    contour: Contour,
+    groups: tuple[Steps, ...],
+    spacing: Array,
+    size: int,
+    block: Array,
+) -> Array:
+    """The rows of `_Integrand` at the ``size`` nodes of a block."""
     bulk, bend = contour.bulk, contour.bend
-
-    def rows(block: Array) -> Array:
-        k = block * blocks.size + xp.arange(blocks.size, dtype=np.int32)
-        u = k.astype(step.dtype)[:, None] * step
-        # y(u), and dy/du, which tends to scale / bend
-        far = u > 300
-        near = xp.arcsinh(bend * xp.sinh(xp.minimum(u, 300.0)))
-        y = contour.scale / bend * xp.where(far, u + xp.log(bend), near)
-        inverse = xp.exp(-u)
-        cosh, sinh = 0.5 * (1 + inverse * inverse), 0.5 * (1 - inverse * inverse)
-        speed = contour.scale * cosh / xp.sqrt(inverse * inverse + (bend * sinh) ** 2)
-        y, speed = stored(xp, (y, speed))
-        z, direction = stored(xp, contour_points(xp, contour, y))
-        weight = speed * step * xp.where(u > 0, 1.0, 0.5)
-        power, error = stored(xp, mgf.log_powers(xp, z, groups, checked=True))
-        left, size = stored(xp, mgf.without_bulk(xp, z, power, bulk))
-        whole = times(left, (weight * direction[0], weight * direction[1]))
-        part, length = xp.hypot(*left), xp.hypot(*whole)
-        error = error + _ROUNDING * (0.5 * bulk.variance * (z[0] * z[0] + z[1] * z[1]))
-        sign = whole[0] / length, whole[1] / length
-        return xp.array([*z, size + xp.log(length), *sign, 1 / part, error])
-
-    found = rows_of(xp, rows, blocks.number, blocks.most)
-    return _Integrand(found, bulk, xp.maximum(1 / step, 1.0))
+    k = block * size + xp.arange(size, dtype=np.int32)
+    u = k.astype(spacing.dtype)[:, None] * spacing
+    # y(u), and dy/du, which tends to scale / bend
+    far = u > 300
+    near = xp.arcsinh(bend * xp.sinh(xp.minimum(u, 300.0)))
+    y = contour.scale / bend * xp.where(far, u + xp.log(bend), near)
+    inverse = xp.exp(-u)
+    cosh, sinh = 0.5 * (1 + inverse * inverse), 0.5 * (1 - inverse * inverse)
+    speed = contour.scale * cosh / xp.sqrt(inverse * inverse + (bend * sinh) ** 2)
+    y, speed = stored(xp, (y, speed))
+    z, direction = stored(xp, contour_points(xp, contour, y))
+    weight = speed * spacing * xp.where(u > 0, 1.0, 0.5)
+    power, error = stored(xp, mgf.log_powers(xp, z, groups, checked=True))
+    left, log_scale = stored(xp, mgf.without_bulk(xp, z, power, bulk))
+    whole = times(left, (weight * direction[0], weight * direction[1]))
+    part, length = xp.hypot(*left), xp.hypot(*whole)
+    error = error + _ROUNDING * (0.5 * bulk.variance * (z[0] * z[0] + z[1] * z[1]))
+    sign = whole[0] / length, whole[1] / length
+    return xp.array([*z, log_scale + xp.log(length), *sign, 1 / part, error])
 
 
 def _integrate(
-    xp: Any, integrand: _Integrand, blocks: Blocks, epsilon: Array, log_known: Array
+    xp: Any, integrand: _Integrand, blocks: Blocks, epsilon: Array
 ) -> tuple[Array, ...]:
-    """``log delta``, minus its slope, its second derivative, and the error.
-
-    ``log_known`` is the part of the bulk.
-    """
+    """``log delta``, minus its slope, its second derivative, and the error."""
+    # Of the bulk the logarithms of its delta D, of -D' and of D'' - D' are known.
+    variance, log_mass = integrand.bulk.variance, integrand.bulk.log_mass
+    log_known = xp.full((3, *epsilon.shape), LOG_ZERO)
+    if xp is not np or np.any(variance > 0):
+        mu = xp.sqrt(xp.where(variance > 0, variance, 1.0))
+        profile, tail = gaussian_tails(mu, epsilon)
+        density = log_normal_density(epsilon / mu - 0.5 * mu) - xp.log(mu)
+        parts = xp.array([profile, tail, density]) + log_mass
+        log_known = xp.where(variance > 0, parts, LOG_ZERO)
     waves = xp.asarray(_waves(blocks.size, blocks.most))
 
     def add(block: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -466,15 +460,3 @@ def _waves(size: int, number: int) -> np.ndarray:
     cycles = 0.5 * _FREQUENCIES[:, None, None] * np.arange(number * size)
     waves = np.cos(2 * math.pi * cycles).reshape(len(_FREQUENCIES), number, size)
     return np.ascontiguousarray(np.moveaxis(waves, 1, 0))
-
-
-def _bulk_delta(xp: Any, bulk: Bulk, epsilon: Array) -> Array:
-    """Logarithms of the bulk's delta D, of ``-D'`` and of ``D'' - D'``."""
-    some = bulk.variance > 0
-    if xp is np and not some.any():
-        return np.full((3, *epsilon.shape), _LOG_ZERO)
-    mu = xp.sqrt(xp.where(some, bulk.variance, 1.0))
-    profile, tail = gaussian_tails(mu, epsilon)
-    density = log_normal_density(epsilon / mu - 0.5 * mu) - xp.log(mu)
-    parts = xp.array([profile, tail, density]) + bulk.log_mass
-    return xp.where(some, parts, _LOG_ZERO)

@@ -5,8 +5,7 @@ If the error exceeds `TOLERANCE`, the answer is the certified upper bound.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import numpy as np
@@ -35,7 +34,6 @@ from jaxdp_episodic.accountant.methods.run import (
     shift_error,
     solve_single_step,
 )
-from jaxdp_episodic.accountant.numerics.loops import map_arrays
 
 # Number of settings up to which many orders take no longer than one.
 _FEW = 8
@@ -58,52 +56,55 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
-    no_loss, unprotected, too_little, _ = run.facts
+    no_loss, _, too_little, *_ = run.facts
     value = np.where(no_loss, question.nothing, question.everything)
     # If there is noise, but too little to compute with, the bound is inf.
     certified = too_little & ~no_loss
     answer = Answer(value, np.where(certified, np.inf, 0.0), certified)
-    asked = ~(no_loss | unprotected)
-    one = run.num_steps == 1
+    for some, solve in _ways(question, run, answer, certify):
+        index = np.flatnonzero(some)
+        if index.size:
+            found = solve(question.at(question.target[index]), run.take(index))
+            for field, part in zip(answer, found, strict=True):
+                field[index] = part
+    value, error, certified = answer
+    value = np.maximum(value, 0.0) if question.is_epsilon else value
+    return Answer(value.reshape(shape), error.reshape(shape), certified.reshape(shape))
+
+
+def _ways(
+    question: Question, run: Run, answer: Answer, certify: bool
+) -> Iterator[tuple[np.ndarray, Callable[[Question, Run], Answer]]]:
+    """Yields settings and what computes their ``answer``; bounds where it is poor."""
+    asked = ~(run.facts.loses_nothing | run.facts.is_unprotected)
+    one = sum(run.counts) == 1
     gaussian = ~one & (run.gaussian_shift() > 0)
-    asks = question, run, answer
-    _solve(asked & one, _of_one_step, *asks)
-    _solve(asked & gaussian, _of_gaussians, *asks)
-    _solve(asked & ~one & ~gaussian, _of_many_steps, *asks)
+    yield asked & one, _of_one_step
+    yield asked & gaussian, _of_gaussians
+    yield asked & ~one & ~gaussian, _of_many_steps
     good = answer.error <= TOLERANCE * question.scale(answer.value)
     poor = asked & (answer.is_certified | ~good)
-    # Certified ends take milliseconds for finitely many losses and for single steps,
-    # but seconds for random allocation.
-    quick = one & (not any(isinstance(loss, Bounds) for loss in run.losses))
-    quick |= all(isinstance(loss, FiniteValues) for loss in run.losses)
-    with rdp.bounding_few(int(poor.sum())):
-        _solve(poor & (certify | quick), _certified, *asks)
-        _solve(poor & ~(certify | quick), rdp.rdp_answer, *asks)
-    answer.is_certified[poor] = True
-    value = np.maximum(answer.value, 0.0) if question.is_epsilon else answer.value
-    answer = answer._replace(value=value)
-    return map_arrays(operator.methodcaller("reshape", shape), answer)
-
-
-def _solve(
-    some: np.ndarray,
-    solve: Callable[[Question, Run], Answer],
-    question: Question,
-    run: Run,
-    answer: Answer,
-) -> None:
-    """Writes the answers of some settings."""
-    index = np.flatnonzero(some)
-    if index.size:
-        found = solve(question.take(index), run.take(index))
-        for field, part in zip(answer, found, strict=True):
-            field[index] = part
+    if np.any(poor):
+        # Certified ends take milliseconds for finitely many losses and for single
+        # steps, but seconds for random allocation.
+        quick = one & (not any(isinstance(loss, Bounds) for loss in run.losses))
+        quick |= all(isinstance(loss, FiniteValues) for loss in run.losses)
+        yield poor & (certify | quick), _certified
+        yield poor & ~(certify | quick), _bounded
 
 
 def _certified(question: Question, run: Run) -> Answer:
     """The certified upper bound, or the Rényi bound if that is smaller."""
-    found = pld_answer(question, run)
-    return found._replace(value=np.minimum(found.value, rdp_end(question, run)))
+    with rdp.bounding_few(question.target.size):
+        found = pld_answer(question, run)
+        return found._replace(value=np.minimum(found.value, rdp_end(question, run)))
+
+
+def _bounded(question: Question, run: Run) -> Answer:
+    """The Rényi bound."""
+    with rdp.bounding_few(question.target.size):
+        found = rdp.rdp_answer(question, run)
+    return found._replace(is_certified=np.ones(found.value.shape, bool))
 
 
 def _of_one_step(question: Question, run: Run) -> Answer:
@@ -143,9 +144,8 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
         with rdp.bounding_few(question.target.size):
             bound, order = rdp.rdp_bound(question, run, loose=True)
     goal = question.target if question.is_epsilon else bound - LOG_BOUND_OVER_DELTA
-    cut, log_added, too_many = _truncated(goal, run)
+    cut, log_added, too_many, of_densities = _truncated(goal, run)
     # Densities must not be rounded by more than the tolerance of the answer.
-    of_densities = _of_densities(run)
     wanted = ~too_many & (of_densities <= TOLERANCE)
     # Epsilon is 0 where delta is at least the total variation distance.
     nothing = question.is_epsilon & (bound == 0)
@@ -181,10 +181,10 @@ def _of_both_directions(
     value, error = forward
     least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
     at = least if question.is_epsilon else question.target
-    may_be_larger &= at < run.largest_losses[True]
+    may_be_larger &= at < run.facts.largest_losses[True]
     may_be_larger &= ~state.surely_less(may_be_larger, least)
     if (left := np.flatnonzero(may_be_larger)).size:
-        part = question.take(left), run.take(left)
+        part = question.at(question.target[left]), run.take(left)
         with rdp.bounding_few(left.size):
             if question.is_epsilon:
                 found = rdp.rdp_bound(*part, loose=True)
@@ -193,16 +193,6 @@ def _of_both_directions(
         may_be_larger[left] = ~less
     other, other_error = state.solve(may_be_larger, backward=True, least=least)
     return _larger(value, error, other, other_error, may_be_larger)
-
-
-def _of_densities(run: Run) -> np.ndarray:
-    """Relative error of densities at large losses, due to rounding of logarithms."""
-    largest = np.zeros(run.shape)
-    for loss, count in run.uses:
-        taken = (count > 0) & ~loss.loses_nothing & ~loss.is_unprotected
-        square = np.where(taken, np.minimum(loss.hints().furthest, 1e150) ** 2, 0.0)
-        largest = np.maximum(largest, square)
-    return np.where(largest > 2 * LARGE_LOSS, ROUNDING * largest, 0.0)
 
 
 def _of_composed_profiles(
@@ -243,16 +233,20 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
     return total
 
 
-def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]:
+def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, *tuple[np.ndarray, ...]]:
     """The run without terms of negligible delta; see `Nodes.truncated`.
 
-    Also returns the log of the delta left out, and where there are too many terms.
+    Also the log of the delta left out; where there are too many terms; and the relative
+    error of densities at large losses, due to rounding of logarithms.
     """
     # Steps of mechanisms without nodes count as too many terms.
-    log_added = np.full(goal.shape, -np.inf)
+    log_added, largest = np.full(goal.shape, -np.inf), np.zeros(goal.shape)
     too_many = np.zeros(goal.shape, bool)
     losses, counts = [], []
     for loss, count in run.uses:
+        taken = (count > 0) & ~loss.loses_nothing & ~loss.is_unprotected
+        square = np.where(taken, np.minimum(loss.hints().furthest, 1e150) ** 2, 0.0)
+        largest = np.maximum(largest, square)
         if not isinstance(loss, Nodes):
             too_many |= count > 0
             continue
@@ -260,7 +254,8 @@ def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]
         log_added, too_many = np.logaddexp(log_added, added), too_many | many
         losses.append(kept)
         counts.append(count)
-    return Run(tuple(losses), tuple(counts)), log_added, too_many
+    of_densities = np.where(largest > 2 * LARGE_LOSS, ROUNDING * largest, 0.0)
+    return Run(tuple(losses), tuple(counts)), log_added, too_many, of_densities
 
 
 def _larger(

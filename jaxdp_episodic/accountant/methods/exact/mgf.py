@@ -25,7 +25,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     at,
     fori_loop,
-    namespace,
+    map_arrays,
     running_max,
     where_needed,
 )
@@ -58,10 +58,13 @@ _LEAST_CUT = -18.0
 # Undetected error of moments of the exchanged pair, relative to 1 and to their
 # logarithm; 5e-5 was observed in 1,000 random settings.
 _CHECK_MARGIN = 1e-3
+# Log of the largest contribution of the truncated losses on the contour: M^T may be 1,
+# of which 1e-6 may be left without the bulk.
+_TRUNCATED = -40.0
 # Logarithm of the largest integrand of these moments at the truncation.
 _NEGLIGIBLE_END = -25.0
 # Stands for log(0) where -inf would make NaN.
-_LOG_ZERO = -1e300
+LOG_ZERO = -1e300
 
 
 class Steps(NamedTuple):
@@ -79,12 +82,15 @@ class Steps(NamedTuple):
     gaussian_shift: Array | None
     bulk_width: Array  # largest distance of losses without the unit from ``bulk_loss``
     log_atom: Array  # (n,) ``T log A``, A the probability of the atom at loss 0
+    # (n,) the largest real c at which truncated losses are negligible on the contour
+    largest_center: Array
     # (n,) whether parts of the losses lie so far apart that |M| need not fall along the
     # contour, as their phases agree again.
     lie_apart: Array
 
 
 def steps_of(
+    xp: Any,
     group: Group,
     backward: Array,
     log_cut: Array,
@@ -94,10 +100,10 @@ def steps_of(
     has_gaussians: bool = True,
 ) -> Steps:
     """The nodes of one group's losses, (K, n), by the main and the checking rule."""
-    xp, shape = namespace(group.count, backward, log_cut), group.count.shape
-    if xp is np:  # JAX is compiled for a number of terms
+    shape = group.count.shape
+    if xp is np and num_terms > 1:  # JAX is compiled for a number of terms
         num_terms = int(group.loss.num_terms.max())
-    loss = group.loss.map(operator.methodcaller("reshape", -1))
+    loss = map_arrays(operator.methodcaller("reshape", -1), group.loss)
     back, cut = xp.tile(xp.array([backward, log_cut]), len(group.count))
     # The cut is relative to the probability of the steps that see the unit.
     cut = cut - xp.log(loss.outer_rate)
@@ -107,7 +113,7 @@ def steps_of(
     nodes, check = at(rules, 0), at(rules, 1)
     shift = group.loss.gaussian_shift()
     least = xp.exp(xp.minimum(cut, _LEAST_CUT))
-    apart = _lie_apart(xp, nodes, least, loss)
+    apart = _lie_apart(xp, nodes, least, loss, num_terms)
     # A path that does not rise above the real line has no place for a contour.
     flat = ((nodes.right <= 0) | (nodes.left <= 0)) & (shift.reshape(-1) <= 0)
     apart = (apart | flat).reshape(shape) & (group.count > 0)
@@ -119,8 +125,12 @@ def steps_of(
     # The total of a distribution without an atom at 0 is 1 up to rounding.
     left = xp.where((mass > 1 - 1e-12) | (shift > 0), 0.0, 1 - mass)
     none = left <= 0
-    log_left = xp.where(none, _LOG_ZERO, xp.log(xp.where(none, 1.0, left)))
+    log_left = xp.where(none, LOG_ZERO, xp.log(xp.where(none, 1.0, left)))
     bulk_loss, bulk_width = group.loss.bulk()
+    number, end_loss = (group.count * group.loss.outer_rate).reshape(-1), nodes.end_loss
+    log_mass = xp.log(xp.maximum(number, 1e-300)) + nodes.end_log_weight
+    largest = (_TRUNCATED - log_mass) / xp.where(end_loss > 0, end_loss, 1.0)
+    largest = xp.where((end_loss > 0) & (number > 0), largest, xp.inf).min(axis=0)
     return Steps(
         nodes,
         check,
@@ -130,14 +140,9 @@ def steps_of(
         shift if has_gaussians and not (xp is np and not np.any(shift)) else None,
         bulk_width,
         xp.where(group.count > 0, group.count * log_left, 0.0).sum(axis=0),
+        largest.reshape(shape).min(axis=0),
         apart.any(axis=0),
     )
-
-
-def _for_each(xp: Any, c: Array, steps: Steps) -> Array:
-    """(..., n) numbers repeated for K steps, (..., K n)."""
-    number = len(steps.count)
-    return c if number == 1 else xp.tile(c, (1,) * (c.ndim - 1) + (number,))
 
 
 def _composed(xp: Any, terms: Array, steps: Steps) -> Array:
@@ -149,11 +154,14 @@ def _composed(xp: Any, terms: Array, steps: Steps) -> Array:
     return terms.reshape(*terms.shape[:-1], len(steps.count), -1).sum(axis=-2)
 
 
-def real_moments(xp: Any, c: Array, groups: tuple[Steps, ...]) -> Array:
+def real_moments(
+    xp: Any, c: Array, groups: tuple[Steps, ...], *, by_check: bool = False
+) -> Array:
     """``T log M(c)`` and its first two derivatives, at real c; (3, ..., n)."""
     total = 0.0
     for steps in groups:
-        nodes, wide = steps.nodes, _for_each(xp, c, steps)
+        nodes = steps.check if by_check else steps.nodes
+        wide = xp.tile(c, len(steps.count))
         sums = sum_exp_moments(wide, nodes.weight, nodes.loss)
         outer = steps.outer_rate.reshape(-1)
         excess = outer * (sums[0] - nodes.mass)
@@ -171,7 +179,7 @@ def real_moments(xp: Any, c: Array, groups: tuple[Steps, ...]) -> Array:
     return total
 
 
-def exchanged_moments(c: Array, steps: Steps) -> Array:
+def exchanged_moments(xp: Any, c: Array, steps: Steps) -> Array:
     """*Upper bound* of ``T log M(c)``, c > 0, with P and Q exchanged; inf if unknown.
 
     For one kind of step.
@@ -179,7 +187,6 @@ def exchanged_moments(c: Array, steps: Steps) -> Array:
     # E_Q[e^{-cL}] = E_P[e^{-(1+c)L}] is a sum over the same nodes. The logarithms of
     # Q's density and of the integrand are concave, so the truncated part is negligible
     # if both ends are low.
-    xp = namespace(c, steps.count)
     z, nodes, check = -(1 + c), steps.nodes, steps.check
     first = sum_exp_moments(z, nodes.weight, nodes.loss)[0] / nodes.mass
     again = sum_exp_moments(z, check.weight, check.loss)[0] / check.mass
@@ -203,11 +210,10 @@ class Bulk(NamedTuple):
     log_mass: Array  # ``log(1 - A^T)``
 
 
-def bulk_of(groups: tuple[Steps, ...]) -> Bulk:
+def bulk_of(xp: Any, groups: tuple[Steps, ...]) -> Bulk:
     """The bulk of a run."""
     # M^T of a Gaussian's losses is e^{v z (1 + z) / 2}. v makes it agree with M^T at
     # z = -1/2, where rare large losses hardly count. Any v is a valid control variate.
-    xp = namespace(groups[0].count)
     middle = xp.full_like(groups[0].count[0], -0.5)
     power = xp.expm1(xp.minimum(real_moments(xp, middle, groups)[0], 0.0))  # M^T - 1
     log_atom = groups[0].log_atom
@@ -220,18 +226,12 @@ def bulk_of(groups: tuple[Steps, ...]) -> Bulk:
     return Bulk(variance, log_atom, xp.log(xp.maximum(rest, 1e-300)))
 
 
-def log_bulk(xp: Any, z: Pair, bulk: Bulk) -> Pair:
-    """``log((1 - A^T) e^{v z (1 + z) / 2})``; -1e300 where v is 0."""
-    variance = bulk.variance
-    re = 0.5 * variance * (z[0] * (1 + z[0]) - z[1] * z[1])
-    im = 0.5 * variance * z[1] * (1 + 2 * z[0])
-    return xp.where(variance > 0, re + bulk.log_mass, _LOG_ZERO), im
-
-
 def without_bulk(xp: Any, z: Pair, log_power: Pair, bulk: Bulk) -> tuple[Pair, Array]:
     """``M^T`` minus the atom and the bulk, at (K, n) points, over e^size; size."""
-    log_atom = bulk.log_atom
-    log_re, log_im = log_bulk(xp, z, bulk)
+    variance, log_atom, log_mass = bulk
+    log_re = 0.5 * variance * (z[0] * (1 + z[0]) - z[1] * z[1]) + log_mass
+    log_re = xp.where(variance > 0, log_re, LOG_ZERO)
+    log_im = 0.5 * variance * z[1] * (1 + 2 * z[0])
     size = xp.maximum(xp.maximum(log_power[0], log_re), log_atom)
     sizes, angles = xp.array([log_power[0], log_re]), xp.array([log_power[1], log_im])
     re, im = polar(sizes - size, angles)
@@ -247,7 +247,7 @@ def log_powers(
     """``T log M`` at (K, n) points, and a bound of its error."""
     re = im = error = xp.zeros_like(z[0])
     for steps in groups:
-        wide = (_for_each(xp, z[0], steps), _for_each(xp, z[1], steps))
+        wide = xp.tile(z[0], len(steps.count)), xp.tile(z[1], len(steps.count))
         excess = _excess(xp, wide, steps, steps.nodes)
         log_moment, outer = log1p_complex(*excess), steps.outer_rate.reshape(-1)
         if steps.gaussian_shift is not None:
@@ -297,18 +297,16 @@ def _log_gaussian(z: Pair, steps: Steps) -> Pair:
     return square * re, square * im
 
 
-def _begins(xp: Any, weight: Pair) -> Array:
-    """Whether a part of a distribution begins at a node, (J, m): density valleys."""
-    size = xp.log(xp.maximum(xp.hypot(*weight), 1e-300))
-    sides = running_max(xp.stack([size, size[::-1]], axis=1))
-    low = xp.minimum(sides[:, 0], sides[::-1, 1]) - size > _VALLEY
-    return low & ~xp.concatenate([0 > size[:1] * 0, low[:-1]])
-
-
-def _lie_apart(xp: Any, nodes: LossNodes, least: Array, mechanism: Any) -> Array:
+def _lie_apart(
+    xp: Any, nodes: LossNodes, least: Array, mechanism: Any, num_terms: int
+) -> Array:
     """Whether the mean losses of two parts lie far apart, in their widths, (m,)."""
-    begins, size = _begins(xp, nodes.weight), xp.hypot(*nodes.weight)
-    zero = xp.zeros_like(nodes.mass)
+    # A part begins behind a valley of the density, which lies below both sides.
+    size, zero = xp.hypot(*nodes.weight), xp.zeros_like(nodes.mass)
+    height = xp.log(xp.maximum(size, 1e-300))
+    sides = running_max(xp, xp.stack([height, height[::-1]], axis=1))
+    low = xp.minimum(sides[:, 0], sides[::-1, 1]) - height > _VALLEY
+    begins = low & ~xp.concatenate([0 > height[:1] * 0, low[:-1]])
 
     def flushed(state: tuple[Array, ...]) -> tuple[Array, ...]:
         size, first, second, low, high, width = state
@@ -335,7 +333,8 @@ def _lie_apart(xp: Any, nodes: LossNodes, least: Array, mechanism: Any) -> Array
     needed = (atom | xp.any(begins, axis=0)) & (xp.max(seen, axis=0) > _NEAR_LOSS)
     # Not asked of several overlapping terms, whose answers have a sufficient error
     # estimate: none of 300 with little noise was outside of its certified ends.
-    needed = needed & (mechanism.num_terms <= 1)
+    if num_terms > 1:
+        needed = needed & (mechanism.num_terms <= 1)
 
     def gap_in_widths() -> Array:
         start = zero, zero, zero, zero + xp.inf, zero - xp.inf, zero

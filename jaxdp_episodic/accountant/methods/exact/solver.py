@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +16,6 @@ from jaxdp_episodic.accountant._engine import (
     in_chunks,
     jitted,
     on_jax,
-    using_choice,
 )
 from jaxdp_episodic.accountant.losses.gaussian import (
     SMALLEST,
@@ -27,11 +24,10 @@ from jaxdp_episodic.accountant.losses.gaussian import (
 )
 from jaxdp_episodic.accountant.methods import rdp
 from jaxdp_episodic.accountant.methods.exact import integral, mgf
-from jaxdp_episodic.accountant.methods.exact.mgf import Bulk, Steps
+from jaxdp_episodic.accountant.methods.exact.mgf import LOG_ZERO, Bulk, Steps
 from jaxdp_episodic.accountant.methods.run import DeltaAt, Group, Question, Run
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
-    logsumexp,
     namespace,
     rows_at,
     taken,
@@ -165,7 +161,7 @@ class ContourSolver:
             index = np.flatnonzero(wanted & ~settled & hopeful & ~self.lie_apart)
             if index.size == 0:
                 continue
-            question = self.question.take(index)
+            question = self.question.at(self.question.target[index])
             found = self._pass(question, index, initial[index], effort, backward)
             new_value, new_error, *_ = found
             if question.is_epsilon:
@@ -205,7 +201,8 @@ class ContourSolver:
         failed = np.any(are_first) & ~(log_error < USELESS) & (bound > 0)
         if np.any(failed):
             poor = index[failed]
-            asked = self.question.take(poor), self.run.take(poor)
+            question = self.question.at(self.question.target[poor])
+            asked = question, self.run.take(poor)
             with rdp.bounding_few(poor.size):
                 self.bound[poor], self.order[poor] = rdp.rdp_bound(*asked, loose=True)
         value = np.maximum(value, 0.0)
@@ -248,12 +245,17 @@ class ContourSolver:
             target = target + np.log1p(-np.exp(added))
         # The truncated probability of all steps together is far below delta.
         cut = np.minimum(self.goal[index], 0.0)
-        cut = cut - np.log(np.maximum(part.num_steps, 1.0)) - CUT
+        cut = cut - np.log(np.maximum(sum(part.counts), 1.0)) - CUT
         back = np.full(index.shape, float(backward))
         bound = self.bound[index], self.order[index]
         arrays = (target, initial, *bound, cut, back, groups)
+        kinds, gaussians, are_mixtures, losses = [], [], [], []
         terms = np.ones(index.shape)
-        for loss, _ in groups:
+        for loss, count in groups:
+            losses.append(loss)
+            kinds.append((type(loss).__name__, len(count)))
+            gaussians.append(bool(np.any(loss.gaussian_shift() > 0)))
+            are_mixtures.append(bool(np.any(loss.num_terms > 1)))
             terms = np.maximum(terms, loss.num_terms.max(axis=0))
         # Sorted, as the sums of a chunk are as long as its longest one.
         rows = np.argsort(terms, kind="stable")
@@ -261,10 +263,22 @@ class ContourSolver:
         result = np.empty((len(Found._fields), terms.size))
         for length in np.unique(lengths):
             some = rows[lengths == length]
-            kind = question.is_epsilon, length, some.size
-            engine, program = _program(groups, effort, *kind)
-            with using_choice(engine), np.errstate(all="ignore"):
-                result[:, some] = in_chunks(program, taken(arrays, some), _CHUNKS)
+            kernel = KERNEL._replace(what=(tuple(kinds), tuple(gaussians), length))
+            has_many = effort.loss_nodes > _MOST_LOSS_NODES
+            engine = "numpy" if has_many else choose_engine(some.size, kernel, losses)
+            nodes, number, block, most = effort.loss_nodes, 1, effort.contour_nodes, 1
+            program: Any = one_pass
+            if engine == "jax":
+                program = functools.partial(on_jax, jitted(one_pass, ("shape",)))
+                number = max(round(effort.contour_nodes / _BLOCK), 1)
+                nodes, block, most = _LOSS_NODES, _BLOCK, _MOST_BLOCKS
+            longest = tuple(np.where(are_mixtures, int(length), 1).tolist())
+            shape = Shape(nodes, longest, tuple(gaussians), block, most)
+            held = float(not question.is_epsilon)
+            program = functools.partial(program, number, effort.fall, held, shape=shape)
+            with np.errstate(all="ignore"):
+                found = in_chunks(program, taken(arrays, some), _CHUNKS, engine)
+                result[:, some] = found
         value, error, *rest, apart = result
         self.lie_apart[index] |= apart > 0
         with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
@@ -275,32 +289,6 @@ class ContourSolver:
             counts = (error != 0) & ~np.isneginf(added)
             error = error + np.where(counts, np.exp(np.minimum(added, 0.0)), 0.0)
         return (value, error, *rest)
-
-
-def _program(
-    groups: tuple[Group, ...],
-    effort: Pass,
-    is_epsilon: bool,
-    length: float,
-    size: int,
-) -> tuple[str, Callable[..., tuple[np.ndarray, ...]]]:
-    """The engine for so many settings, and `one_pass` as it computes them."""
-    losses = [group.loss for group in groups]
-    gaussians = tuple(bool(np.any(loss.gaussian_shift() > 0)) for loss in losses)
-    kinds = tuple((type(loss).__name__, len(count)) for loss, count in groups)
-    kernel = KERNEL._replace(what=(kinds, gaussians, length))
-    few = effort.loss_nodes > _MOST_LOSS_NODES
-    engine = "numpy" if few else choose_engine(size, kernel, losses)
-    on_engine: Any = one_pass
-    number, nodes, block, most = 1, effort.loss_nodes, effort.contour_nodes, 1
-    if engine == "jax":
-        on_engine = functools.partial(on_jax, jitted(one_pass, ("shape",)))
-        number = max(round(effort.contour_nodes / _BLOCK), 1)
-        nodes, block, most = _LOSS_NODES, _BLOCK, _MOST_BLOCKS
-    terms = tuple(int(length) if np.any(loss.num_terms > 1) else 1 for loss in losses)
-    shape = Shape(nodes, terms, gaussians, block, most)
-    held = float(not is_epsilon)
-    return engine, functools.partial(on_engine, number, effort.fall, held, shape=shape)
 
 
 class Shape(NamedTuple):
@@ -347,9 +335,11 @@ def one_pass(
     xp = namespace(target, groups[0].count)
     number = xp.asarray(number).astype(np.int32)
     every: list[Steps] = []
+    apart, largest = False, xp.full_like(target, 1e12)
     kinds = zip(groups, shape.terms, shape.has_gaussians, strict=True)
     for group, terms, has_gaussians in kinds:
         one = mgf.steps_of(
+            xp,
             group,
             backward,
             log_cut,
@@ -358,29 +348,31 @@ def one_pass(
             has_gaussians=has_gaussians,
         )
         every.append(one)
+        apart = apart | one.lie_apart
+        largest = xp.minimum(largest, one.largest_center)
     steps = tuple(every)
-    bulk, known = mgf.bulk_of(steps), initial >= 0
+    bulk, known = mgf.bulk_of(xp, steps), initial >= 0
+    given = target, bound, largest, groups, steps, bulk
     initial, bound, order = where_needed(
         xp,
         known,
         xp.array([initial, bound, order]),
-        functools.partial(first_epsilon, target, bound, groups, steps, bulk),
+        functools.partial(first_epsilon, xp, *given),
     )
-    contour = integral.lay_contour(initial, steps, fall, bulk)
+    contour = integral.lay_contour(xp, initial, steps, fall, bulk, largest)
     blocks, held = integral.Blocks(number, shape.block, shape.most), is_held > 0
-    found = integral.search(target, initial, bound, contour, steps, blocks, held)
+    found = integral.search(xp, target, initial, bound, contour, steps, blocks, held)
     less = xp.zeros_like(target)
 
     def exchanged_is_less() -> Array:
         """1 where a Rényi bound says that the exchanged pair has less delta, else 0."""
         c = (order - 1) * ORDER_FACTORS
-        moments = mgf.exchanged_moments(c, steps[0])
+        moments = mgf.exchanged_moments(xp, c, steps[0])
         bounds = rdp.log_delta_at(xp.maximum(found.value, 0.0), c, moments)
         return xp.where(xp.any(bounds < target, axis=0), 1.0, 0.0)
 
     if len(groups) == len(groups[0].count) == 1 and groups[0].loss.nodes_exchange:
         less = where_needed(xp, known, less, exchanged_is_less)
-    apart = functools.reduce(operator.or_, (one.lie_apart for one in steps))
     error = xp.where(apart, xp.inf, found.log_error)
     rest = found.slope, initial, bound, order, less, xp.where(apart, 1.0, 0.0)
     return Found(found.value, error, *rest)
@@ -408,13 +400,13 @@ _ROUNDS = 3  # of so many points
 _MANY_POINTS = 101  # in one round
 # Rounding error of the logarithm of a run's moment.
 _MOMENT_ROUNDING = 1e-6
-# Stands for log(0) where -inf would make NaN.
-_LOG_ZERO = -1e300
 
 
 def first_epsilon(
+    xp: Any,
     log_delta: Array,
     highest: Array,
+    largest: Array,
     fields: tuple[Group, ...],
     groups: tuple[Steps, ...],
     bulk: Bulk,
@@ -422,12 +414,9 @@ def first_epsilon(
     """A first epsilon, no bound; a Rényi bound below ``highest``, its order: (3, n)."""
     # By the saddle-point approximation of delta. If that fails, because rare large
     # losses are far from the others, by the sum of the deltas of both parts.
-    xp = namespace(log_delta, highest, fields[0].count, groups[0].count)
-    guess = xp.exp(rdp.first_order(fields, -log_delta))
+    guess = xp.exp(rdp.first_order(xp, fields, -log_delta))
     guess = xp.clip(guess, _LEAST_ORDER, _LARGEST_ORDER)
-    c = xp.minimum(
-        guess * _ORDERS_TRIED[:, None], integral.largest_center(xp, log_delta, groups)
-    )
+    c = xp.minimum(guess * _ORDERS_TRIED[:, None], largest)
     moments = mgf.real_moments(xp, c, groups)
     bounds = rdp.epsilon_at(log_delta, c, moments[0])
     # Moments below 1 come from too few nodes.
@@ -437,8 +426,7 @@ def first_epsilon(
     order = 1 + order[0]
     # This bound may become the answer, so it includes the quadrature error: a multiple
     # of the difference from the checking rule.
-    checks = tuple(steps._replace(nodes=steps.check) for steps in groups)
-    again = mgf.real_moments(xp, order[None] - 1, checks)[0]
+    again = mgf.real_moments(xp, order[None] - 1, groups, by_check=True)[0]
     moment = xp.maximum(found, again) + mgf.CHECK_FACTOR * xp.abs(found - again)
     moment = xp.where(moment > -_MOMENT_ROUNDING, moment, xp.inf)
     bound = rdp.epsilon_at(log_delta, order - 1, moment[0])
@@ -449,20 +437,23 @@ def first_epsilon(
         xp,
         (near > 0) & (near < highest),
         near,
-        _by_jumps,
+        functools.partial(_by_jumps, xp),
         (log_delta, highest, bulk.variance, fields),
     )
     return xp.array([near, highest, order])
 
 
 def _by_jumps(
-    log_delta: Array, highest: Array, variance: Array, fields: tuple[Group, ...]
+    xp: Any,
+    log_delta: Array,
+    highest: Array,
+    variance: Array,
+    fields: tuple[Group, ...],
 ) -> Array:
     """Epsilon at which the bulk's delta plus the steps' forward deltas is delta."""
     # Those of sampled Gaussians with similar losses.
-    xp = namespace(log_delta, highest, variance, fields[0].count)
     mu = xp.sqrt(xp.maximum(variance, 0.0))
-    bulk = mu, xp.ones_like(mu), xp.where(mu > 0, 0.0, _LOG_ZERO)
+    bulk = mu, xp.ones_like(mu), xp.where(mu > 0, 0.0, LOG_ZERO)
     rows = [xp.array(bulk)[:, None]]
     for group in fields:
         hints, one = group.loss.hints(), xp.ones_like(group.count)
@@ -474,8 +465,10 @@ def _by_jumps(
 
     def excess(epsilon: Array) -> Array:
         """log(delta) at (G, n) epsilons, minus the goal."""
-        every = often + near_gaussian_profile(shift, inner_exponent(epsilon, odds))
-        return logsumexp(xp.maximum(every, _LOG_ZERO)) - log_delta
+        inner = inner_exponent(xp, epsilon, odds)
+        every = xp.maximum(often + near_gaussian_profile(xp, shift, inner), LOG_ZERO)
+        peak = every.max(axis=0)
+        return xp.log(xp.exp(every - peak).sum(axis=0)) + peak - log_delta
 
     low, points, rounds = _SMALLEST * highest, _POINTS, _ROUNDS
     if xp is np and np.size(highest) <= _FEW:
@@ -497,7 +490,7 @@ def _by_saddle_points(
     log_value, x, curvature = xp.where(valid, both[:, 0], both[:, 1])
     used = valid & (variance > 0)
     mu = xp.sqrt(xp.where(variance > 0, variance, 1.0))
-    known = xp.where(used, near_gaussian_profile(mu, xp.maximum(x, 0.0)), _LOG_ZERO)
+    known = xp.where(used, near_gaussian_profile(xp, mu, xp.maximum(x, 0.0)), LOG_ZERO)
     approximate = log_value - c * x - 0.5 * xp.log(2 * math.pi * curvature)
     approximate = xp.logaddexp(approximate, known)
     # delta falls with c: the last point above it, and the next one

@@ -81,9 +81,9 @@ def test_an_answer_far_from_its_contours_epsilon_is_rejected(monkeypatch):
     laid_for = []
     lay_contour = integral.lay_contour
 
-    def watched(guess, *rest):
+    def watched(xp, guess, *rest):
         laid_for.append(float(guess[0]))
-        return lay_contour(guess, *rest)
+        return lay_contour(xp, guess, *rest)
 
     monkeypatch.setattr(integral, "lay_contour", watched)
     poor = np.array([[1.1], [2.0], [2.0]])
@@ -269,7 +269,7 @@ def steps_of(loss, count, log_delta):
     cut, nothing = np.array([log_delta - np.log(count) - 50]), np.zeros(1)
     (group,) = run.groups()
     kinds = {"num_nodes": 112, "num_terms": 2}
-    return run, group, mgf.steps_of(group, nothing, cut, **kinds)
+    return run, group, mgf.steps_of(np, group, nothing, cut, **kinds)
 
 
 @pytest.mark.parametrize("loss, count, delta, near", SETTINGS)
@@ -277,8 +277,8 @@ def test_the_bound_is_above_the_best_one(loss, count, delta, near):
     log_delta = np.log([delta])
     run, group, steps = steps_of(loss, count, log_delta[0])
     with np.errstate(all="ignore"):
-        given = np.array([np.inf]), (group,), (steps,), mgf.bulk_of((steps,))
-        guess, highest, order = solver.first_epsilon(log_delta, *given)
+        given = steps.largest_center, (group,), (steps,), mgf.bulk_of(np, (steps,))
+        guess, highest, order = solver.first_epsilon(np, log_delta, np.inf, *given)
     best, _ = rdp_bound(EpsilonAt(log_delta), run)
     c = order - 1
     curve = rdp_curve(order, run, "forward")

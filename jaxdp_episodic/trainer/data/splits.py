@@ -114,7 +114,10 @@ class ClassSplit(CheckedSpec):
             return data.of_classes(kept)
         filled = kept & (data.population.children_counts[-1] > 0)
         if not filled.any():
-            raise ValueError(f"no class in {split!r} has an example")
+            raise ValueError(
+                f"one of the classes in {split!r} must have an example, but all "
+                f"{int(kept.sum())} are empty; take other shares or another split_salt"
+            )
         return data.select(data.level_names[level], ids[level][filled].tolist())
 
 

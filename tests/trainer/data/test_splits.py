@@ -94,6 +94,8 @@ def test_empty_classes_stay_in_their_part():
     assert trained.num_units["class"] == mask.sum()
     assert trained.num_examples == mask[:40].sum()
     assert held_out.num_units["class"] == SPLIT.mask(NAMES[:40], "test").sum()
+    with pytest.raises(ValueError, match=r"'test' must .* \d+ are empty; take other"):
+        SPLIT.part(table.take(np.zeros(0, int)), "test")
 
 
 def test_a_part_without_classes_is_refused():

@@ -147,7 +147,7 @@ def column_places(names: Sequence[str], wanted: Iterable[str]) -> list[int]:
     for name in wanted:
         if name not in indices:
             there = f"; the columns are {_validation.shown(list(names))}"
-            hint = _validation.nearest(name, names) or there
+            hint = _validation.nearest(str(name), names) or there
             raise ValueError(f"no column {name!r}{hint}")
     return [indices[name] for name in wanted]
 

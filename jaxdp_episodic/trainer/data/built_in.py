@@ -172,7 +172,8 @@ def make_sinusoids(num_tasks: int, *, points: int, seed: int) -> ExampleTable:
             f"num_tasks * points must be at most {_MOST_POINTS}, got {num_tasks} and "
             f"{points}"
         )
-    random = np.random.default_rng(seed)
+    with _validation.prefixed(f"seed={seed!r}"):
+        random = np.random.default_rng(seed)
     amplitude = random.uniform(0.1, 5.0, (num_tasks, 1))
     phase = random.uniform(0.0, np.pi, (num_tasks, 1))
     x = random.uniform(-5.0, 5.0, (num_tasks, points))

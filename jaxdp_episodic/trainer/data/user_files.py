@@ -324,7 +324,9 @@ def table_records(
             units[CLASS if label else name] = id_array(name, cells[name])
     public = None if not public_units else list(public_units)
     if public and not _is_csv(path) and next(iter(units.values())).dtype.kind in "iu":
-        public = [int(one) for one in public]
+        texts = (one for one in public if isinstance(one, str))
+        if all(one.removeprefix("-").isdecimal() for one in texts):
+            public = [int(one) if isinstance(one, str) else one for one in public]
     owners = None
     if owner is not None:
         where = functools.partial(_place, path)

@@ -81,6 +81,8 @@ def test_sinusoids():
     residual = np.linalg.lstsq(waves, table.targets[:20].astype(np.float64), rcond=None)
     assert residual[1][0] < 1e-9
     assert make_sinusoids(50, points=20, seed=1).fingerprint == table.fingerprint
+    with pytest.raises(ValueError, match="seed=-1: expected non-negative"):
+        make_sinusoids(50, points=20, seed=-1)
 
 
 class Dataset(list):

@@ -150,6 +150,15 @@ def test_a_table_with_a_public_list_of_units(tmp_path):
     assert table.population.children_counts[1].tolist() == [2, 0, 1]
     with pytest.raises(TypeError, match="public_units must be ids like those"):
         load_table(path, **USERS, public_units=[7, 8, 9])
+    path = with_lists(tmp_path, vectors=[[1.0]] * 3, user=[7, 7, 9])
+    whole = {"groups": ["user"], "features": ["age"]}
+    table = load_table(path, **whole, public_units=["7", "8", "9"])
+    assert table.population.children_counts[1].tolist() == [2, 0, 1]
+    for listed, error in ((["7", "x"], TypeError), ([7.5, 9], ValueError)):
+        with pytest.raises(error, match="public_units must"):
+            load_table(path, **whole, public_units=listed)
+    with pytest.raises(ValueError, match="no column 3"):
+        load_table(path, label=3, features=["age"])
 
 
 # --- Names of columns ---

@@ -222,16 +222,11 @@ def test_step_generators_differ():
     assert len(words) == 25
 
 
-@pytest.mark.parametrize(
-    ("ask", "error", "message"),
-    [
-        (lambda: step_generator(-1, 0), ValueError, "entropy must be a whole number"),
-        (lambda: step_generator(0, True), TypeError, "step must be .* got True"),
-    ],
-)
-def test_seeds_are_checked(ask, error, message):
-    with pytest.raises(error, match=message):
-        ask()
+def test_seeds_are_checked():
+    with pytest.raises(ValueError, match="entropy must be a whole number"):
+        step_generator(-1, 0)
+    with pytest.raises(TypeError, match="step must be .* got True"):
+        step_generator(0, True)
 
 
 # --- What is refused ---
@@ -257,13 +252,7 @@ EXAMPLES = Population.from_sizes(SIZES, level_names=("class", "example"))
         (schools(), TREE, "shcool", ValueError, "did you mean 'school'"),
         (grouped(), CLASSES, "class", NotImplementedError, "covered: .*'episode'"),
         (INDEPENDENT, TREE, "school", NotImplementedError, "IndependentEpisodes has"),
-        (
-            schools(),
-            EXAMPLES,
-            "school",
-            ValueError,
-            r"\('school', 'pupil'\).*\('class'",
-        ),
+        (schools(), EXAMPLES, "school", ValueError, r"'school', 'pupil'\).*\('class'"),
         (grouped(num_classes=8), CLASSES, "episode", ValueError, "data, 7, got 8"),
     ],
 )

@@ -6,6 +6,7 @@ The same step object is accounted and drawn. Needs torch (extra "opacus"); only
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,6 @@ from jaxdp_episodic.trainer.data.table import numbered
 from jaxdp_episodic.trainer.draw.generators import step_generator
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 
-torch = require("torch", purpose="step_loader", extra="opacus")
 _data = require("torch.utils.data", purpose="step_loader", extra="opacus")
 
 
@@ -146,7 +146,7 @@ class StepDraws:
 
 
 class _Rows:
-    """Dataset of rows, and their collation; slots of a row are collated first."""
+    """Dataset of rows, each a list of examples, and their collation."""
 
     def __init__(self, dataset: Any, slot_shape: tuple[int, ...]) -> None:
         self._dataset, self._slot_shape = dataset, slot_shape
@@ -154,43 +154,30 @@ class _Rows:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, row: Any) -> Any:
-        slots = np.asarray(row).reshape(-1)
-        null = _mapped(torch.zeros_like, self._slot(0)) if (slots < 0).any() else None
-        parts = [self._slot(p) if p >= 0 else null for p in slots.tolist()]
-        joined = _joined(parts)
-        if not self._slot_shape:
-            return joined
-        mask = torch.as_tensor(slots >= 0)
-        if isinstance(joined, Mapping):
-            if "mask" in joined:
-                raise ValueError("dataset must not have a part named 'mask'")
-            joined = {**joined, "mask": mask}
-        else:
-            parts = joined if isinstance(joined, tuple | list) else (joined,)
-            joined = (*parts, mask)
-        shape = (1, *self._slot_shape)
-        return _mapped(lambda part: part.reshape(*shape, *part.shape[1:]), joined)
+    def __getitem__(self, row: Any) -> list[tuple[Any, bool]]:
+        """Returns an example for each slot, and whether it is in the slot."""
+        places = np.asarray(row).reshape(-1).tolist()
+        return [(self._dataset[max(place, 0)], place >= 0) for place in places]
 
     def __call__(self, rows: list[Any]) -> Any:
         """Returns the batch; an empty one has the tensors of a row, without rows."""
-        if rows:
-            return _joined(rows)
-        one = self[np.zeros(math.prod(self._slot_shape), np.int64)]
-        return _mapped(lambda part: part[:0], one)
+        filled = rows or [self[np.zeros(math.prod(self._slot_shape), np.int64)]]
+        slots = list(itertools.chain.from_iterable(filled))
+        examples, mask = _data.default_collate(slots)
+        shape = len(filled), *self._slot_shape
 
-    def _slot(self, index: int) -> Any:
-        return _data.default_collate([self._dataset[index]])
+        def shaped(part: Any) -> Any:
+            part[~mask] = 0
+            return part.reshape(*shape, *part.shape[1:])[: len(rows)]
 
-
-def _joined(batches: list[Any]) -> Any:
-    """Returns the concatenation of batches with the same structure."""
-    first = batches[0]
-    if isinstance(first, Mapping):
-        return {name: _joined([batch[name] for batch in batches]) for name in first}
-    if isinstance(first, tuple | list):
-        return tuple(_joined(list(parts)) for parts in zip(*batches, strict=True))
-    return torch.cat(batches)
+        batch = _mapped(shaped, examples)
+        if not self._slot_shape:
+            return batch
+        if isinstance(batch, Mapping):
+            if "mask" in batch:
+                raise ValueError("dataset must not have a part named 'mask'")
+            return {**batch, "mask": shaped(mask)}
+        return (*(batch if isinstance(batch, tuple) else (batch,)), shaped(mask))
 
 
 def _mapped(function: Any, batch: Any) -> Any:

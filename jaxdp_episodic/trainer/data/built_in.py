@@ -166,7 +166,7 @@ def make_sinusoids(num_tasks: int, *, points: int, seed: int) -> ExampleTable:
     Reference: Finn, Abbeel, Levine (2017), arXiv:1703.03400, section 5.1.
     """
     for name, value in (("num_tasks", num_tasks), ("points", points)):
-        _validation.integer_array(name, value, minimum=1)
+        _validation.whole_number(name, value)
     if num_tasks * points > _MOST_POINTS:
         raise ValueError(
             f"num_tasks * points must be at most {_MOST_POINTS}, got {num_tasks} and "

@@ -111,7 +111,7 @@ class BandMemory:
     """Encoder and decoder of a run's correlated noise, with their memory."""
 
     def __init__(self, coefficients: Sequence[float], *, is_discrete: bool) -> None:
-        given = np.asarray(coefficients, np.float64)
+        given = _validation.real_array("coefficients", coefficients)
         if given.ndim != 1 or not given.size or not given[0] > 0:
             raise ValueError(
                 f"coefficients must be a list whose first is > 0, got {coefficients!r}"

@@ -232,7 +232,7 @@ def contribution_loss(
                 f"support, got {shots!r}"
             )
         return _supervised_loss(learner, slot_shape)
-    _validation.integer_array("shots", shots, minimum=1)
+    _validation.whole_number("shots", shots)
     axes = 1 if learner.is_regression else 2
     if len(slot_shape) < axes:
         raise ValueError(

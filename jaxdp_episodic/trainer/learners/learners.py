@@ -9,6 +9,7 @@ couple nothing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ ABSENT = -1e9  # logit of a class without support; its softmax is 0
 # phosphor icons were held back (experiments/kinds_of_data.py).
 _LOGITS_WEIGHT = 0.1
 _SHORT = 1e-6  # embeddings of norm far below this are not scaled to norm 1
+_positive = functools.partial(_validation.one, check=_validation.positive_array)
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,9 @@ class ProtoNet:
     is_regression: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _validation.integer_array("ways", self.ways, minimum=1)
+        _validation.whole_number("ways", self.ways)
         _validation.choice("distance", self.distance, DISTANCES)
-        _validation.positive_array("temperature", self.temperature)
+        _positive("temperature", self.temperature)
         _validation.flag("resplits", self.resplits)
 
     def loss(self, params: Any, episode: Episode) -> Array:
@@ -168,8 +170,8 @@ class MAML:
     task_loss: str = CROSS_ENTROPY
 
     def __post_init__(self) -> None:
-        _validation.integer_array("inner_steps", self.inner_steps, minimum=1)
-        _validation.positive_array("inner_learning_rate", self.inner_learning_rate)
+        _validation.whole_number("inner_steps", self.inner_steps)
+        _positive("inner_learning_rate", self.inner_learning_rate)
         _validation.choice("task_loss", self.task_loss, LOSSES)
 
     @property
@@ -443,7 +445,7 @@ class BayesianRegression:
     is_regression: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validation.integer_array("rank", self.rank, minimum=1)
+        _validation.whole_number("rank", self.rank)
 
     def initial(
         self, params: Any, size: int, *, scale: float, noise: float, seed: int = 0

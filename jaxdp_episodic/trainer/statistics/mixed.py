@@ -76,11 +76,10 @@ class MixedModel:
     is_regression: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validation.integer_array("powers", self.powers, minimum=1)
-        _validation.integer_array("slopes", self.slopes, minimum=0)
-        if self.slopes > MOST_SLOPES:
-            raise ValueError(f"slopes must be at most {MOST_SLOPES}, got {self.slopes}")
-        _validation.positive_array("target_bound", self.target_bound)
+        _validation.whole_number("powers", self.powers)
+        _validation.whole_number("slopes", self.slopes, minimum=0, maximum=MOST_SLOPES)
+        bound = _validation.positive_array("target_bound", self.target_bound)
+        _validation.single("target_bound", bound)
 
     @classmethod
     def of(cls, config: StartConfig) -> MixedModel:

@@ -128,6 +128,7 @@ def test_a_noise_memory_cannot_be_copied_or_forked():
     ("coefficients", "said"),
     [
         ([], "first is > 0"),
+        (["a"], "coefficients must be a number"),
         ([0.0, 1.0], "first is > 0"),
         ([0.5, 1.0], "outside the unit circle"),
         ([1.0, -0.3, -0.8], "outside the unit circle"),
@@ -135,5 +136,5 @@ def test_a_noise_memory_cannot_be_copied_or_forked():
     ],
 )
 def test_coefficients_that_cannot_be_decoded_are_refused(coefficients, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((TypeError, ValueError), match=said):
         BandMemory(coefficients, is_discrete=True)

@@ -375,15 +375,17 @@ def bayes(**change):
     ("make", "message"),
     [
         (lambda: ProtoNet(linear, ways=WAYS, distance="manhattan"), "distance"),
+        (lambda: ProtoNet(linear, ways=[2, 3]), "ways must be one number"),
         (lambda: ProtoNet(linear, ways=WAYS, temperature=0.0), "temperature"),
         (lambda: ProtoNet(linear, ways=WAYS, resplits=1), "resplits"),
         (lambda: MAML(linear, inner_steps=0), "inner_steps"),
         (lambda: MAML(linear, inner_learning_rate=np.nan), "inner_learning_rate"),
+        (lambda: MAML(linear, inner_learning_rate=[1, 2]), "rate must be one number"),
         (lambda: MAML(linear, task_loss="cross_entropi"), "mean 'cross_entropy'"),
         (lambda: bayes(rank=0), "rank"),
         (lambda: bayes(loss="cross_entropy"), "loss must be 'squared_error'"),
     ],
-    ids=range(8),
+    ids=range(10),
 )
 def test_bad_settings(make, message):
     with pytest.raises((TypeError, ValueError), match=message):

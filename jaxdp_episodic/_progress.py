@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import time
 from typing import Any, Self
@@ -72,7 +73,8 @@ class ProgressBar:
             return
         self._last = now
         if rate:
-            notes.append(f"{_duration(task.time_remaining or 0.0)} left")
+            seconds = round(task.time_remaining or 0.0)
+            notes.append(f"{datetime.timedelta(seconds=seconds)} left")
         line = f"{task.completed:,.0f} of {total:,} {task.description}"
         self._console.print(", ".join([line, *notes]), highlight=False)
 
@@ -82,12 +84,3 @@ class ProgressBar:
 
     def __exit__(self, *exception: Any) -> None:
         self._bar.stop()
-
-
-def _duration(seconds: float) -> str:
-    """Returns a duration as text in hours, minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

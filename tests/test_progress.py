@@ -29,9 +29,9 @@ def test_lines_come_every_ten_seconds_and_count_from_the_first_piece(clock, caps
         clock[0] = 1000.0
         bar.advance(10_000)  # at most the total
     assert out.getvalue().splitlines() == [
-        "1,210 of 4,000 steps, epsilon 0.11, 10 a second, 4 min 39 s left",
-        "1,320 of 4,000 steps, epsilon 0.22, 10 a second, 4 min 28 s left",
-        "4,000 of 4,000 steps, 3.2 a second, 0 s left",
+        "1,210 of 4,000 steps, epsilon 0.11, 10 a second, 0:04:39 left",
+        "1,320 of 4,000 steps, epsilon 0.22, 10 a second, 0:04:28 left",
+        "4,000 of 4,000 steps, 3.2 a second, 0:00:00 left",
     ]
 
 
@@ -55,8 +55,8 @@ def test_another_kind_has_its_own_rate(clock):
             clock[0] = 100.0 + second
             bar.show(done - 4 * (done > 4), *kinds[done > 4])
     assert out.getvalue().splitlines() == [
-        "2 of 4 private statistics, 40.0 s each, 1 min 20 s left",
-        "4 of 4 private statistics, 26.7 s each, 0 s left",
+        "2 of 4 private statistics, 40.0 s each, 0:01:20 left",
+        "4 of 4 private statistics, 26.7 s each, 0:00:00 left",
         "1 of 300 gradient steps",
-        "101 of 300 gradient steps, 5.0 a second, 40 s left",
+        "101 of 300 gradient steps, 5.0 a second, 0:00:40 left",
     ]

@@ -9,6 +9,7 @@ import tempfile
 import warnings
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 from jaxdp_episodic._progress import standard_error
 from jaxdp_episodic.accountant.report.sentences import protected_unit
@@ -30,14 +31,9 @@ def do_curve(o: command.Options) -> list[str]:
         o.file, requests.EpsilonRequest, num_steps=o.num_steps, method=o.method
     )
     step = request.planned("curve")
-    with command.waiting("privacy curve") as say:
-        curve = plot_curve(
-            step,
-            o.out,
-            num_steps=request.num_steps,
-            method=request.method,
-            on_part=lambda part, number, total: say(f"{number} of {total}: {part}"),
-        )
+    with command.waiting("privacy curve"):
+        how: Any = {"num_steps": request.num_steps, "method": request.method}
+        curve = plot_curve(step, o.out, **how)
     for caveat in requests.caveats_on(request):
         warnings.warn(caveat, stacklevel=2)
     first = requests.steps_of(request)[0]

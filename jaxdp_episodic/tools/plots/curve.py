@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -52,13 +51,12 @@ def plot_curve(
     *,
     num_steps: Any = None,
     method: str = "exact",
-    on_part: Callable[[str, int, int], None] | None = None,
 ) -> PrivacyCurve:
     """Draws a run's privacy curve and attacks; returns the numbers."""
     path = figures.check_suffix(path, "--out")
     figure = figures.new_figure(10.0, 4.4)
     path.parent.mkdir(parents=True, exist_ok=True)  # before the long computation
-    curve = privacy_curve(step, num_steps=num_steps, method=method, on_part=on_part)
+    curve = privacy_curve(step, num_steps=num_steps, method=method)
     figure.get_layout_engine().set(wspace=0.06)
     left, right = figure.subplots(1, 2)
     _draw_delta(left, curve)
@@ -77,37 +75,25 @@ def privacy_curve(
     num_steps: Any = None,
     method: str = "exact",
     methods: Sequence[str] = METHODS,
-    on_part: Callable[[str, int, int], None] | None = None,
 ) -> PrivacyCurve:
     """Returns the numbers of `plot_curve`, with delta by each of ``methods``."""
     run: dict[str, Any] = {"num_steps": num_steps}
-    numbers = itertools.count(1)
-
-    def begin(part: str) -> None:
-        if on_part is not None:
-            on_part(part, next(numbers), 4 + len(methods))
-
-    begin("advantage")
     gain = gdp.advantage(step, method=method, **run)
     if np.ndim(gain):
         raise ValueError(
             "every field of the step, and num_steps, must be a scalar for a curve, got "
             f"fields of shape {np.shape(gain)}"
         )
-    begin("largest epsilon")
     end = float(epsilon(step, delta=SMALLEST_DELTA, method=method, **run))
     epsilons = np.linspace(0, end if 0 < end < math.inf else 1.0, _NUM_EPSILONS)
-    begin("attacker's rates")
     rates = gdp.true_positive_rate(
         step, false_positive_rate=_FALSE_POSITIVE_RATES, method=method, **run
     )
-    begin("Gaussian mu")
     mu = gdp.gdp_mu(step, method=method, smallest_delta=SMALLEST_DELTA, **run)
-    deltas = {}
-    for name in methods:
-        begin(f"delta by {name}")
-        value = gdp.upper_delta(step, epsilon=epsilons, method=name, **run)
-        deltas[name] = np.asarray(value)
+    deltas = {
+        name: np.asarray(gdp.upper_delta(step, epsilon=epsilons, method=name, **run))
+        for name in methods
+    }
     return PrivacyCurve(
         method=method,
         epsilon=epsilons,

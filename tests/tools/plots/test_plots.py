@@ -34,7 +34,6 @@ class Drawn(NamedTuple):
     curve: curve_plot.PrivacyCurve
     path: Path
     figure: Any
-    parts: list[tuple]
 
 
 def kept_figures(module, patch):
@@ -51,17 +50,11 @@ def kept_figures(module, patch):
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    path, parts = tmp_path_factory.mktemp("curve") / "new" / "curve.png", []
+    path = tmp_path_factory.mktemp("curve") / "new" / "curve.png"  # is created
     with pytest.MonkeyPatch.context() as patch:
         figures = kept_figures(curve_plot.figures, patch)
-        curve = curve_plot.plot_curve(
-            STEP,
-            path,  # the folder is created
-            num_steps=1,
-            method="exact",
-            on_part=lambda *part: parts.append(part),
-        )
-    return Drawn(curve, path, *figures, parts)
+        curve = curve_plot.plot_curve(STEP, path, num_steps=1, method="exact")
+    return Drawn(curve, path, *figures)
 
 
 def test_the_files_hold_the_curve(drawn):
@@ -86,9 +79,6 @@ def test_the_files_hold_the_curve(drawn):
 
 
 def test_the_picture_has_a_line_for_each_method(drawn):
-    parts = drawn.parts
-    assert [part[1:] for part in parts] == [(number, 7) for number in range(1, 8)]
-    assert parts[0][0] == "advantage" and parts[-1][0] == "delta by rdp"
     left, right = drawn.figure.axes
     assert "nats" in left.get_xlabel()
     assert "probability" in left.get_ylabel()

@@ -130,7 +130,27 @@ class Axis(fields.CheckedSpec):
         (way,) = given
         if way != "values" and self.field in WORD_FIELDS:
             raise ValueError(f"{self.field} must be given by values, got {way}")
-        checked = self._checked_values() if way == "values" else self._checked_ends(way)
+        given, checked = getattr(self, way), None
+        if self.field in WORD_FIELDS:
+            checked = fields.listed(way, given)
+            if max(map(len, checked)) > _MAX_LETTERS:
+                raise ValueError(f"values must have at most {_MAX_LETTERS} letters")
+        elif way == "values":
+            array = _validation.real_array(way, given)
+            if array.ndim != 1 or not 1 <= array.size <= _MAX_VALUES:
+                raise ValueError(
+                    f"values must be a flat list of at least one number and at most "
+                    f"{_MAX_VALUES:,}, got shape {array.shape}"
+                )
+            checked = tuple(np.asarray(given).tolist())
+        elif not isinstance(given, list | tuple) or len(given) != 3:
+            shown = _validation.shown(given)
+            raise ValueError(f"{way} must be [first, last, how_many], got {shown}")
+        else:
+            ends = (_validation.one(way, end, _ENDS[way]) for end in given[:2])
+            what = f"{way}: how_many"
+            number = _validation.whole_number(what, given[2], maximum=_MAX_VALUES)
+            checked = *ends, number
         object.__setattr__(self, way, checked)
 
     def points(self) -> np.ndarray:
@@ -153,31 +173,6 @@ class Axis(fields.CheckedSpec):
         rounded = np.rint(points).astype(np.int64)
         # Keeps the order of the axis, which may be descending.
         return rounded[np.sort(np.unique(rounded, return_index=True)[1])]
-
-    def _checked_values(self) -> tuple[Any, ...]:
-        if self.field in WORD_FIELDS:
-            words = fields.listed("values", self.values)
-            if max(map(len, words)) > _MAX_LETTERS:
-                raise ValueError(f"values must have at most {_MAX_LETTERS} letters")
-            return words
-        array = _validation.real_array("values", self.values)
-        if array.ndim != 1 or not 1 <= array.size <= _MAX_VALUES:
-            raise ValueError(
-                f"values must be a flat list of at least one number and at most "
-                f"{_MAX_VALUES:,}, got shape {array.shape}"
-            )
-        return tuple(np.asarray(self.values).tolist())
-
-    def _checked_ends(self, name: str) -> tuple[float, float, int]:
-        ends = getattr(self, name)
-        if not isinstance(ends, list | tuple) or len(ends) != 3:
-            shown = _validation.shown(ends)
-            raise ValueError(f"{name} must be [first, last, how_many], got {shown}")
-        check = _ENDS[name]
-        first, last = (_validation.one(name, end, check) for end in ends[:2])
-        what = f"{name}: how_many"
-        number = _validation.whole_number(what, ends[2], maximum=_MAX_VALUES)
-        return first, last, number
 
 
 class Grid:

@@ -19,7 +19,6 @@ _STYLES = ((BLUE, "o"), (VERMILION, "s"), (_BLACK, "D"))
 # Heights, inches.
 _ROW = 0.42  # of a stage
 _PANEL = 2.4  # of a panel over the steps
-_BAR = 1.7  # of an epsilon without steps, drawn as a bar
 _ABOVE = {"frameon": False, "loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
 
 _Records = Sequence[tuple[int, Mapping[str, Mapping[str, Any]]]]
@@ -42,24 +41,20 @@ def draw_run(
     # The scores before the first step are among the stages.
     scores = [record for record in scores if record[0] > 0] or scores
     has_steps = len(epsilons) > 1
-    over_steps = ["loss"] * bool(losses)
-    over_steps += ["scores"] * (len(scores) > 1 or bool(scores and not stages))
-    last = _PANEL if has_steps or np.isinf(target_epsilon) else _BAR
-    heights = [*([_PANEL] * len(over_steps)), last]
-    stages_height = _ROW * (len(stages) + 3) if stages else 0.0
-    figure = new_figure(7.2, sum(heights) + stages_height)
+    has_scores = len(scores) > 1 or bool(scores and not stages)
+    number = bool(losses) + has_scores + 1
+    heights = _ROW * (len(stages) + 3) if stages else 0.0, _PANEL * number
+    figure = new_figure(7.2, sum(heights))
     whole, panels = figure, []
     if stages:
-        upper, whole = figure.subfigures(2, height_ratios=(stages_height, sum(heights)))
+        upper, whole = figure.subfigures(2, height_ratios=heights)
         panels = [upper.subplots()]
         _draw_stages(panels[0], stages, released)
-    ratios = {"height_ratios": heights, "squeeze": False}
-    below = whole.subplots(len(heights), sharex=has_steps, **ratios)[:, 0]
-    for name, axes in zip(over_steps, below, strict=False):
-        if name == "loss":
-            _draw_losses(axes, np.array(losses, float))
-        else:
-            _draw_scores(axes, scores, without_noise or {})
+    below = whole.subplots(number, sharex=has_steps, squeeze=False)[:, 0]
+    if losses:
+        _draw_losses(below[0], np.array(losses, float))
+    if has_scores:
+        _draw_scores(below[-2], scores, without_noise or {})
     _draw_epsilon(below[-1], epsilons, target_epsilon, is_guarantee)
     label = "step" if has_steps or np.isinf(target_epsilon) else "epsilon (nats)"
     below[-1].set_xlabel(f"{label}\n\n{meaning}" if meaning else label)

@@ -169,17 +169,11 @@ COMPUTING = "computing (the first question of a kind compiles)"
 
 
 class Options(types.SimpleNamespace):
-    """The values of a command's options; what the command does may set these as well.
+    """The values of a command's options, which its function may set as well."""
 
-    Attributes:
-      subject: what error messages begin with; by default the first argument, a file.
-      code: exit code if it succeeds.
-      left_behind: returns what an interruption leaves behind; None: the caller ends
-        the process.
-    """
-
-    subject: Any
-    code = 0
+    subject: Any  # what error messages begin with; the first argument, if not set
+    code = 0  # exit code if it succeeds
+    # Says what an interruption leaves behind; None: the caller ends the process.
     left_behind: Callable[[], str] | None = None
 
     def given(self, *names: str) -> dict[str, Any]:
@@ -248,10 +242,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> list[str]:
-    """Returns rows as lines of equal columns, the first ``left`` of them left-aligned.
-
-    The others are right-aligned.
-    """
+    """Returns rows as lines; all but the first ``left`` columns are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -340,11 +331,7 @@ def _done(name: str, work: Work, o: Options) -> int:
 
 
 def parsed(arguments: Sequence[str]) -> tuple[str, Work, Options]:
-    """Returns the name of the command, the function that does it, and its options.
-
-    Raises:
-      SystemExit: the help was printed (code 0), or the arguments are wrong.
-    """
+    """Returns the command's name, its function, and options; may raise SystemExit."""
     name, rest = "", list(arguments)
     try:
         if rest == ["--version"]:

@@ -310,12 +310,7 @@ def overview(command: str, names: dict[str, str]) -> Parser:
 
 
 def read(name: str, words: Sequence[str]) -> dict[str, Any]:
-    """Returns the value of each option and argument by its key.
-
-    Raises:
-      UsageError: naming what is wrong.
-      SystemExit: the help was printed.
-    """
+    """Returns the value of each option and argument by its key."""
     written, known = [], ["--help", *options_of(name)]
     for word in words:
         option, *value = word.split("=", 1)

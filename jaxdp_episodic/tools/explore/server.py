@@ -70,10 +70,7 @@ def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) 
 def handler(
     start: dict[str, Any], secret: str, number: Any, pictures: Any
 ) -> type[BaseHTTPRequestHandler]:
-    """Returns the handler of requests; all of its addresses begin with ``/secret/``.
-
-    Of the two workers one answers numbers alone, which so never wait for pictures.
-    """
+    """Returns the handler of requests; all of its addresses begin with ``/secret/``."""
     folder = resources.files("jaxdp_episodic.tools.explore") / "page"
     pages = {}
     for file in folder.iterdir():
@@ -116,6 +113,7 @@ def handler(
             except ValueError as error:
                 self.reply(400, str(error).encode())
                 return
+            # Numbers have a worker of their own, so they never wait for pictures.
             worker = number if part in ("epsilon", "toml") else pictures
             found = worker.ask(asked.encode() + b"\n", self.has_left)
             if found is not None:

@@ -202,13 +202,10 @@ def _ways(source: Source, wishes: Wishes) -> int:
 def _relation_and_population(
     sizes: np.ndarray, size: int, ways: int | None, wishes: Wishes
 ) -> tuple[str, int]:
-    """The relation for examples, and the public bound on those of a class it needs.
-
-    Default: zero_out if enough of the episodes draw no empty slot, else add_remove.
-    """
+    """The relation for examples, and the public bound on those of a class it needs."""
     most, fewest = int(sizes.max()), max(int(sizes.min()), 1)  # empty classes count
     slots, relation = wishes.population or most, wishes.relation
-    if relation is None:
+    if relation is None:  # zero_out if enough episodes draw no empty slot
         drawn = np.arange(min(size, slots))
         filled = np.maximum(sizes[:, None] - drawn, 0) / (slots - drawn)
         share = np.prod(filled, axis=1).mean() ** (ways or 1)  # draw no empty slot

@@ -73,10 +73,8 @@ MEASURED = (
 
 
 def measured_gains(kind: str, sizes: Sequence[float], epsilon: float) -> str:
-    """Returns a sentence: what training gained on measured data sets of similar sizes.
-
-    ``sizes`` are the classes, examples and features of a `Measured`.
-    """
+    """Returns a sentence: what training gained on measured data of similar sizes."""
+    # The sizes are the classes, examples and features of a `Measured`.
     distance = {
         one: sum(abs(math.log(a / b)) for a, b in zip(one[3:6], sizes, strict=True))
         for one in MEASURED
@@ -173,12 +171,11 @@ class Pipeline(NamedTuple):
 
 
 def recommended_pipeline(
-    description: PlanDescription, *, is_chosen: bool = True
+    description: PlanDescription,
+    *,
+    is_chosen: bool = True,  # the run chooses its stage by held-out data
 ) -> Pipeline:
-    """Returns the pipeline for a plan's data, without a name if no rule covers them.
-
-    ``is_chosen``: the run chooses its stage by held-out data.
-    """
+    """Returns the pipeline for a plan's data, without a name if no rule covers them."""
     request, train = description.request, description.train
     shape, levels = description.feature_shape, description.population.level_names
     unit = request.privacy_unit
@@ -277,10 +274,7 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
 def _last_statistic(
     description: PlanDescription, number: int
 ) -> tuple[dict[str, Any], str]:
-    """Keys of ``start`` for the last statistic, and a sentence on what allows means.
-
-    The number of means is released, so under add_remove the classes must be public.
-    """
+    """Keys of ``start`` for the last statistic, and a sentence on what allows means."""
     request, levels = description.request, description.population.level_names
     sizes, (fewest, most) = _class_sizes(description), CLASSES_OF_MEANS
     is_few = fewest <= len(sizes) <= min(most, number)
@@ -289,6 +283,7 @@ def _last_statistic(
         return {}, ""
     if request.copies > 1:
         return {}, ""  # class means are defined for examples without copies
+    # The number of means is released.
     is_private = not description.has_public_units
     if request.neighboring_relation == "add_remove" and is_private:
         return {}, (
@@ -330,15 +325,12 @@ def _of_numbers(description: PlanDescription, number: int) -> Pipeline:
 def _ratio(
     description: PlanDescription,
     config: StartConfig,
-    place: int,
-    share: float,
+    place: int,  # of the statistic
+    share: float,  # its part of the squared distances
     number: float,
     directions: int,
 ) -> float:
-    """Contributions to a statistic, divided by the largest eigenvalue of their noise.
-
-    ``place`` is that of the statistic, ``share`` its part of the squared distances.
-    """
+    """Contributions to a statistic over the largest eigenvalue of their noise."""
     request, levels = description.request, description.population.level_names
     step = _statistics(request, levels, config)[place]
     noise = noise_of_one(step, request) * contribution_norm(step) / math.sqrt(share)

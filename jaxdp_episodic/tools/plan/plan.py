@@ -382,12 +382,9 @@ def recommended(candidates: list[Candidate]) -> Candidate:
 def in_epochs(
     design: Design, settings: tuple[np.ndarray, np.ndarray], poisson: list[Candidate]
 ) -> tuple[tuple[np.ndarray, np.ndarray], str]:
-    """Returns settings for random allocation, and what it gains over Poisson there.
-
-    Candidates of the Poisson form of the design, if any, choose the settings.
-    """
+    """Returns settings for random allocation, and what it gains over Poisson there."""
     episodes, steps = settings
-    if poisson:
+    if poisson:  # its candidates choose the settings
         ranked = sorted(poisson, key=lambda one: -one.effective_steps)
         best: dict[float, Candidate] = {}  # the best with each number of episodes
         for one in (recommended(poisson), *ranked):
@@ -459,13 +456,10 @@ def effective_steps(
 def training_config(
     plan: Plan, description: question.PlanDescription
 ) -> dict[str, Any] | None:
-    """Returns the training config of the recommended candidate.
-
-    None if the plan's file has no data or no table ``train``, and for episodes in
-    blocks of people: a plan does not say what an episode draws within its block.
-    """
+    """Returns the training config of the recommended candidate, if there can be one."""
     train, request, best = description.train, description.request, plan.recommended
     design, num_steps = best.design, best.num_steps
+    # A plan does not say what an episode draws within a block of people.
     if train is None or description.data is None or design.scheme == question.BLOCKS:
         return None
     sampling = _table_of(design.sampling(best.episodes_per_step))

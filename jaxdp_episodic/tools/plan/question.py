@@ -183,10 +183,7 @@ class PlanDescription(NamedTuple):
 
 
 def read_plan(path: Path) -> PlanDescription:
-    """Returns the plan in a TOML file, or one around a training config.
-
-    The data are loaded for their sizes.
-    """
+    """Returns the plan in a TOML file, or one around a config; loads data for sizes."""
     mapping = read_toml(path)
     refuse_other_kind(mapping, "a plan", "episode", "learner", "data")
     config = None

@@ -65,10 +65,7 @@ def described_source(
     keep_duplicates: bool = False,
     **options: Any,
 ) -> Source:
-    """Returns a source as the table of a config that is written to ``out``.
-
-    ``options`` are those of `init` for the layout; others are refused by name.
-    """
+    """Returns a source as the table of a config that is written to ``out``."""
     layout = layouts.recognized(path)
     kind = LAYOUTS[layout]
     known = spec_fields(kind)

@@ -303,11 +303,9 @@ class Sweep(Spec):
 
     @classmethod
     def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:
-        """Returns the sweep that ``mapping`` describes; see `spec_from_dict`.
-
-        Axes may have paths in the file in place of names. The step may lack fields that
-        have an axis: their first values are filled in.
-        """
+        """Returns the sweep that ``mapping`` describes; see `spec_from_dict`."""
+        # Axes may have paths in the file in place of names. The step may lack fields
+        # that have an axis: their first values are filled in.
         where = where or cls.__name__
         # First, as the code below recurses as deep as the nesting.
         refuse_hostile(where, mapping)

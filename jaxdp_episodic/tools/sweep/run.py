@@ -281,11 +281,7 @@ def write_table(folder: SweepFolder) -> Path:
 def read_columns(
     path: Path, names: Sequence[str], *, num_rows: int | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields some columns of a table in blocks, in the order of the rows.
-
-    Raises:
-      ValueError: the table is damaged, or has not ``num_rows`` rows.
-    """
+    """Yields some columns of a table in blocks, in the order of the rows."""
     rows = 0
     try:
         for block in _blocks(path, names, num_rows):
@@ -432,12 +428,9 @@ def on_devices(sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
 
 @dataclass(frozen=True)
 class RayEngine:
-    """An engine that evaluates chunks as tasks on Ray; this process saves the answers.
+    """An engine that evaluates chunks as tasks on Ray; this process saves them."""
 
-    The workers need this library in the same version. If Ray was not running before, it
-    is stopped after the last chunk.
-    """
-
+    # The workers need this library in the same version.
     # Address of a cluster for `ray.init`: "auto" is the one that this machine belongs
     # to, "local" starts one on this machine.
     address: str = "local"
@@ -511,15 +504,11 @@ def run_sweep(
     sweep: Sweep,
     path: str | Path,
     *,
-    engine: Engine | None = on_devices,
-    part: tuple[int, int] | None = None,
+    engine: Engine | None = on_devices,  # None: all chunks must be there
+    part: tuple[int, int] | None = None,  # (i, n): every n-th chunk, from the i-th
     console: Console | None = None,
 ) -> Outcome:
-    """Evaluates the missing chunks of a sweep, and makes the table.
-
-    With ``part`` (i, n) it evaluates every n-th chunk from the i-th, without a table.
-    Without an engine it makes the table from the chunks of a job array.
-    """
+    """Evaluates the missing chunks of a sweep, and makes the table."""
     number, parts = part or (1, 1)
     if not 1 <= number <= parts:
         raise ValueError(f"shard must be i/n with 1 <= i <= n, got {number}/{parts}")

@@ -115,7 +115,7 @@ def float32_number(name: str, value: Any, *, zero: bool = False) -> float:
     if number.ndim or not (
         _SMALLEST_SETTING <= number <= _LARGEST_SETTING or (zero and number == 0)
     ):
-        raise ValueError(f"{name} must be a number in {allowed}, got {value!r}")
+        raise ValueError(f"{name} must be a number in {allowed}, got {shown(value)}")
     return float(number)
 
 
@@ -159,7 +159,7 @@ def nearest(word: str, options: Iterable[str]) -> str:
 def shown(value: Any) -> str:
     """Returns a value as text for a message, cut short; safe for untrusted values."""
     try:
-        text = repr(value)
+        text = repr(value.item() if isinstance(value, np.generic) else value)
     # Nested deeper than Python's stack, or an integer with thousands of digits.
     except (RecursionError, ValueError):
         return f"a {type(value).__name__} too large to be shown"

@@ -51,8 +51,9 @@ def test_whole_numbers():
 
 
 def test_the_offending_element_is_shown_with_its_index():
-    with pytest.raises(ValueError, match=r"got 7.0 at index \(1, 0\)"):
-        validation.probability_array("x", [[0.5, 1.0], [7.0, 9.0]])
+    for value, shown in (([[0.5], [7.0]], r"7.0 at index \(1, 0\)"), (np.int8(9), "9")):
+        with pytest.raises(ValueError, match=f"got {shown}$"):
+            validation.probability_array("x", value)
 
 
 def test_choice():

@@ -372,7 +372,7 @@ def test_an_import_refuses_existing_folders(tmp_path, monkeypatch):
     with pytest.raises(FileExistsError, match="already complete; name another"):
         store(out, {"train": made}, made_from={})
     with locked(tmp_path / "used.part"):
-        with pytest.raises(BlockingIOError, match=r"in use by another process \(\d+\)"):
+        with pytest.raises(BlockingIOError, match=r"in use by this process \(\d+\)"):
             store(tmp_path / "used", {"train": made}, made_from={})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
@@ -161,7 +162,9 @@ class FileSource(RecordSource):
         """Returns the records of a split; ``more`` goes to the lister."""
         path, parts = self.located(split, base)
         found = self.lister(path, **self.options | more | self.only_for(split, parts))
-        return found if parts is None else found.part(parts, split)
+        if parts is None:
+            return found
+        return dataclasses.replace(found, numbers=parts.part(found.numbers, split))
 
     def only_for(self, split: str, parts: ClassSplit | None) -> dict[str, Any]:
         """Returns options of the lister that depend on the split."""

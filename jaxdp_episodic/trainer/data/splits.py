@@ -168,7 +168,17 @@ def with_rotations(table: ExampleTable) -> ExampleTable:
         here = turn == times
         features[here] = np.rot90(images, times, axes=(1, 2))[row[here]]
     sizes = np.repeat(sizes, TURNS)
-    tree = Population((*above, sizes), table.level_names, _turned_ids(table))
+    last, ids = len(table.level_names) - 1, table.population.unit_ids
+    if ids is not None and len(ids) >= last:
+        *over, classes = ids[:last]
+        made = [f"{name}{suffix}" for name in classes.tolist() for suffix in _SUFFIXES]
+        if len(set(made)) < len(made):
+            raise ValueError(
+                "classes must not already be named like rotations, such as "
+                f"'a{_SUFFIXES[1]}' next to 'a'"
+            )
+        ids = (*over, np.array(made))
+    tree = Population((*above, sizes), table.level_names, ids)
     return dataclasses.replace(
         table,
         features=features,
@@ -176,22 +186,6 @@ def with_rotations(table: ExampleTable) -> ExampleTable:
         owners=None if table.owners is None else table.owners.take(row),
         originals=Owners(row, np.arange(table.num_examples)),
     )
-
-
-def _turned_ids(table: ExampleTable) -> tuple[np.ndarray, ...] | None:
-    """Returns the unit ids, with the ids of the copies next to each class's id."""
-    last = len(table.level_names) - 1
-    ids = table.population.unit_ids
-    if ids is None or len(ids) < last:
-        return ids
-    *above, classes = ids[:last]
-    made = [f"{name}{suffix}" for name in classes.tolist() for suffix in _SUFFIXES]
-    if len(set(made)) < len(made):
-        raise ValueError(
-            "classes must not already be named like rotations, such as "
-            f"'a{_SUFFIXES[1]}' next to 'a'"
-        )
-    return (*above, np.array(made))
 
 
 # Equal examples of at least so many numbers are copies, and not equal by chance.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import functools
 import os
@@ -19,7 +18,7 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.files import column_folder
 from jaxdp_episodic.files.atomic import LOCK, locked, sync_folder, sync_tree
 from jaxdp_episodic.trainer.data.owners import Owners
-from jaxdp_episodic.trainer.data.splits import TRAIN, ClassSplit
+from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.table import ExampleTable, StoredFeatures, decoded
 
 Part = tuple[np.ndarray, np.ndarray]  # row indices in a table, and their values
@@ -47,10 +46,6 @@ class Records:
     def encoding(self) -> str | None:
         """What the kept values encode, see `StoredFeatures`."""
         return self.codes if self.first.dtype == np.uint8 else None
-
-    def part(self, parts: ClassSplit, split: str) -> Records:
-        """Returns the records whose classes are in a split; see `ClassSplit.part`."""
-        return dataclasses.replace(self, numbers=parts.part(self.numbers, split))
 
     def placed(self) -> Iterator[Part]:
         """Yields row indices in the table, and the values of the records there."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from jaxdp_episodic import _validation
@@ -24,30 +22,19 @@ def random_blocks(
     return np.repeat(blocks, int(np.asarray(design.episodes_per_block)), axis=0)
 
 
-@dataclass(frozen=True, eq=False)
 class BlockExamples:
     """Draws the classes and examples of an episode from its block."""
 
-    # Public number of slots for a class's examples in a block, drawn whether filled or
-    # not. None: draw among the classes with enough examples in the block.
-    slots: int | None
-    ways: int  # classes per episode
-    size: int  # examples per class of an episode
-    leaves_null: bool  # whether an episode with an unfilled slot must contribute zero
-    own: list[np.ndarray]  # the examples of each person
-    class_of: np.ndarray  # (R,) the class of each example
-    num_classes: int  # of the data
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         design: PeopleBlocks,
         population: Population,
         owners: Owners | None,
+        # Whether to draw among a public number of slots, filled or not. If not, among
+        # the classes with enough examples in the block.
         among_slots: bool,
-        leaves_null: bool,
-    ) -> BlockExamples:
-        """Checks the design against the data, and sorts the examples by owner."""
+        leaves_null: bool,  # whether an episode with an unfilled slot contributes zero
+    ) -> None:
         if owners is None:
             raise ValueError("owners of the examples must be given for PeopleBlocks")
         if leaves_null and not among_slots:
@@ -71,8 +58,15 @@ class BlockExamples:
                 f"level {of_classes.name!r}: size must be at most the number of "
                 f"classes in the data, {number}, got {ways}"
             )
-        class_of = np.repeat(np.arange(number), sizes)
-        slots = None
+        # The class of each example, and the examples of each person.
+        self._class_of = class_of = np.repeat(np.arange(number), sizes)
+        order = np.argsort(owners.codes, kind="stable")
+        ends = np.cumsum(np.bincount(owners.codes, minlength=len(owners.names)))
+        self._own = np.split(order, ends[:-1])
+        self._num_classes, self._leaves_null = number, leaves_null
+        # Axes of an episode: its classes, and the examples of each.
+        self.widths = ways, int(np.asarray(of_examples.size))
+        self._slots = None
         if among_slots:
             stated = of_classes.population
             if stated is not None and int(np.asarray(stated)) != number:
@@ -82,38 +76,30 @@ class BlockExamples:
                 )
             counts = np.zeros((len(owners.names), number), np.int64)
             np.add.at(counts, (owners.codes, class_of), 1)
-            slots = _checked_slots(of_examples, counts, design, owners)
-        order = np.argsort(owners.codes, kind="stable")
-        ends = np.cumsum(np.bincount(owners.codes, minlength=len(owners.names)))
-        size, own = int(np.asarray(of_examples.size)), np.split(order, ends[:-1])
-        return cls(slots, ways, size, leaves_null, own, class_of, number)
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Axes of an episode: its classes, and the examples of each."""
-        return self.ways, self.size
+            self._slots = _checked_slots(of_examples, counts, design, owners)
 
     def fill(
         self, people: np.ndarray, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Does what `fill_slots` does, for (J, people per block) indices of people."""
-        shape = len(people), *self.widths
+        ways, size = self.widths
+        shape = len(people), ways, size
         examples, mask = np.zeros(shape, np.int64), np.zeros(shape, bool)
         for episode, block in enumerate(people):
-            theirs = [self.own[person] for person in block[block >= 0]]
-            there = np.concatenate([self.class_of[:0], *theirs])
-            class_of, classes = self.class_of[there], np.arange(self.num_classes)
-            if self.slots is None:
-                counts = np.bincount(class_of, minlength=self.num_classes)
-                classes = np.flatnonzero(counts >= self.size)
-            for way, one in enumerate(generator.permutation(classes)[: self.ways]):
+            theirs = [self._own[person] for person in block[block >= 0]]
+            there = np.concatenate([self._class_of[:0], *theirs])
+            class_of, classes = self._class_of[there], np.arange(self._num_classes)
+            if self._slots is None:
+                counts = np.bincount(class_of, minlength=self._num_classes)
+                classes = np.flatnonzero(counts >= size)
+            for way, one in enumerate(generator.permutation(classes)[:ways]):
                 filled = there[class_of == one]
-                number = len(filled) if self.slots is None else self.slots
-                slots = generator.choice(number, self.size, replace=False)
+                number = len(filled) if self._slots is None else self._slots
+                slots = generator.choice(number, size, replace=False)
                 drawn = filled[slots[slots < len(filled)]]
                 examples[episode, way, : len(drawn)] = drawn
                 mask[episode, way, : len(drawn)] = True
-        is_null = np.logical_and(~mask.all(axis=(1, 2)), self.leaves_null)
+        is_null = np.logical_and(~mask.all(axis=(1, 2)), self._leaves_null)
         return examples, mask, is_null
 
 

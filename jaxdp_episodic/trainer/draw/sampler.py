@@ -150,7 +150,7 @@ class EpisodeSampler:
             _validation.choice("slots_of", slots_of, sampling.level_names)
         self._blocks = None
         if isinstance(sampling, PeopleBlocks):
-            self._blocks = BlockExamples.of(
+            self._blocks = BlockExamples(
                 sampling, population, owners, among_slots, slots_of is not None
             )
         num_people = 0 if owners is None else len(owners.names)

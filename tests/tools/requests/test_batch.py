@@ -70,6 +70,8 @@ def test_mixed_rows_equal_single_requests_in_order():
     parts = {"type": "ComposedSteps", "steps": [flat()["step"]] * 2}
     for counts in ([60, 40], [50, 70]):
         rows.append({"step": parts | {"counts": counts}, "delta": 1e-5})
+    apart = {"type": "DisjointParts", "names": ["a", "b"], "parts": parts["steps"]}
+    rows += [{"step": apart, "num_steps": n, "delta": 1e-5} for n in (8, 9)]
     rows += [
         flat(noise=0.0),
         flat(num_steps=0),
@@ -210,9 +212,7 @@ def write(path):
         path.write_text("".join(json.dumps(nested(n)) + "\n" for n in NOISES))
     elif path.suffix == ".csv":
         with path.open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(COLUMNS)
-            rows.writerows(map(cells, NOISES))
+            csv.writer(file).writerows([COLUMNS, *map(cells, NOISES)])
     else:
         columns = dict(zip(COLUMNS, zip(*map(cells, NOISES), strict=True), strict=True))
         columns["epsilon"] = arrow.array(columns["epsilon"], arrow.float64())

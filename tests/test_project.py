@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 61_502,
+    "jaxdp_episodic": 61_478,
     "jaxdp_episodic/accountant/describe": 3_780,
     "jaxdp_episodic/accountant/losses": 5_156,
     "jaxdp_episodic/accountant/methods": 5_818,
@@ -343,7 +343,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/train": 1_256,
     "jaxdp_episodic/tools/explore": 465,
     "jaxdp_episodic/tools/cli": 2_242,
-    "jaxdp_episodic/files": 1_404,
+    "jaxdp_episodic/files": 1_380,
     "experiments": 7_103,
     "tests": 48_276,
 }

@@ -16,20 +16,13 @@ from typing import Any
 from jaxdp_episodic.files.archive import read_bounded
 
 MAX_BYTES = 2**24  # enough for the sizes of a million units
-# Largest depth of brackets, and most parts of a dotted key; far more than any schema
-# here has. The standard library's parser recurses for the former and takes quadratic
-# time for the latter.
-_MAX_DEPTH = 64
-# Strings and comments are single tokens, so that their content is not counted. An
-# unclosed string extends as far as possible; the parser refuses it at its beginning.
-_TOKEN = re.compile(
-    r'"""(?:\\.|[^\\])*?(?:"""|\Z)'
-    r"|'''.*?(?:'''|\Z)"
-    r'|"(?:\\.|[^"\\\n])*+"?'
-    r"|'[^'\n]*+'?"
-    r"|\#[^\n]*+"
-    r"|[\[\]{}.=,\n]",
-    re.DOTALL,
+# The standard library's parser takes quadratic time for keys of many parts. It recurses
+# for brackets, whose depth `refuse_hostile` bounds.
+_MOST_PARTS = 64  # of a key; no schema here has a tenth as many
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+# A longer key, where a key may begin.
+_LONG_KEY = re.compile(
+    rf"(?:^|[\[{{,])[ \t]*(?:{_PART}[ \t]*\.[ \t]*){{{_MOST_PARTS}}}", re.MULTILINE
 )
 _WIDTH = 100  # longest line with a comment; a longer comment is on a line above
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -44,34 +37,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"not UTF-8 text: {error.reason} at byte {error.start}"
         ) from None
-    _check_depth(text)
+    if found := _LONG_KEY.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ValueError(
+            f"not valid TOML: a key of more than {_MOST_PARTS} parts in line {line}"
+        )
     try:
         return tomllib.loads(text)
     except ValueError as error:  # also an integer of thousands of digits
         raise ValueError(f"not valid TOML: {error}") from None
     except RecursionError:  # the caller has used most of Python's stack
         raise ValueError("not valid TOML: nested too deeply") from None
-
-
-def _check_depth(text: str) -> None:
-    """Raises if the text is nested too deeply; takes linear time."""
-    brackets = parts = 0
-    for token in _TOKEN.finditer(text):
-        match token[0]:
-            case "[" | "{":
-                brackets += 1
-                parts = 0
-            case "]" | "}":
-                brackets -= 1
-            case ".":
-                parts += 1
-            case "=" | "," | "\n":
-                parts = 0
-        if brackets > _MAX_DEPTH or parts > _MAX_DEPTH:
-            line = text.count("\n", 0, token.start()) + 1
-            raise ValueError(
-                f"not valid TOML: nested deeper than {_MAX_DEPTH} levels in line {line}"
-            )
 
 
 def to_toml(table: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:

@@ -169,8 +169,7 @@ def test_a_request_reads_nothing_outside_its_folder(tmp_path, name):
     assert "hunter2" not in str(found.value)
     assert "password" not in str(found.value)
     (inside / "own.csv").write_text("school\na\n")
-    own = read_population({"file": "own.csv", "levels": ["school"]}, inside)
-    assert own.num_units(1) == 1
+    assert read_population({**table, "file": "own.csv"}, inside).num_units(1) == 1
 
 
 def test_adapters_refuse_other_types_than_numbers():
@@ -198,8 +197,9 @@ def test_adapters_refuse_other_types_than_numbers():
         (b"a = '\xff'", "not UTF-8 text"),
         (b"a = 1\na = 2", "not valid TOML"),
         (b"a = " + b"9" * 5000, "not valid TOML"),
-        (b"[a" + b".a" * 65 + b"]", "nested deeper than 64 levels in line 1"),
-        (b"\na = [" + b"[" * 65, "nested deeper than 64 levels in line 2"),
+        (b"[a" + b".a" * 65 + b"]", "a key of more than 64 parts in line 1"),
+        (b"\nb = {" + b"'a'. " * 65 + b"a = 1}", "more than 64 parts in line 2"),
+        (b"\na = [" + b"[" * 5000, "not valid TOML: nested too deeply"),
     ],
 )
 def test_hostile_toml_is_refused(tmp_path, content, message):

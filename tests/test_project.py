@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 61_478,
+    "jaxdp_episodic": 61_427,
     "jaxdp_episodic/accountant/describe": 3_780,
     "jaxdp_episodic/accountant/losses": 5_156,
     "jaxdp_episodic/accountant/methods": 5_818,
@@ -335,7 +335,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/statistics": 1_286,
     "jaxdp_episodic/trainer/run": 6_359,
     "jaxdp_episodic/trainer/audit": 1_813,
-    "jaxdp_episodic/tools/requests": 767,
+    "jaxdp_episodic/tools/requests": 716,
     "jaxdp_episodic/tools/sweep": 1_072,
     "jaxdp_episodic/tools/plan": 1_986,
     "jaxdp_episodic/tools/plots": 1_147,

@@ -15,11 +15,10 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses
-from jaxdp_episodic.accountant.describe.runs import parts_of
-from jaxdp_episodic.accountant.describe.spec import refuse_hostile
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.spec import mapped, refuse_hostile
 from jaxdp_episodic.accountant.describe.step import AnyStep, gaussian_parts
 from jaxdp_episodic.accountant.questions.api import check_method
-from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 from jaxdp_episodic.accountant.report.report import privacy_report
 from jaxdp_episodic.files.json_file import json_lines, parse_json
 from jaxdp_episodic.files.parquet_file import parquet_batches
@@ -32,16 +31,12 @@ from jaxdp_episodic.files.table_file import (
 from jaxdp_episodic.tools.requests import request as requests
 from jaxdp_episodic.trainer.data.table import unit_labels
 
-_POPULATION = "population"
 # Errors that a row may cause; any other is a defect of the library and is raised.
 _ROW_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError, OSError)
 _LABELS = str | int | float | None  # of a row
-_MAX_DEPTH = 32  # levels of a row; the deepest field of a request is at level 8
-_MAX_INTEGER = 2**63 - 1  # NumPy's largest
 
 KeyPath = tuple[str, ...]
 Table = Mapping[str, Any]
-Ask = Callable[[Sequence[Table]], requests.Request]
 
 
 class Answer(NamedTuple):
@@ -65,7 +60,8 @@ def answer_requests(
     """Answers many requests, in order."""
     check_method(method)
     answers: list[Answer] = []
-    groups: dict[Any, tuple[Ask, dict[int, Table]]] = {}
+    trees: dict[str, Population] = {}
+    groups: dict[requests.Request, dict[int, requests.Request]] = {}
 
     def fail(row: int, error: BaseException) -> None:
         answers[row] = answers[row]._replace(error=_validation.one_line(error))
@@ -80,121 +76,74 @@ def answer_requests(
                 raise ValueError(str(row)) from row
             _validation.instance("a row", row, Mapping, "a table of keys")
             table = {key: value for key, value in row.items() if key != "id"}
-            stencil = _stencil(table)
-            if stencil not in groups:
-                groups[stencil] = _asker(table, method, base or Path()), {}
-            groups[stencil][1][index] = table
+            request = _request(table, method, base or Path(), trees)
+            # Equal for requests that differ in numbers alone.
+            alike = mapped(request, lambda *_: ..., checked=False)
+            groups.setdefault(alike, {})[index] = request
         except _ROW_ERRORS as error:
             fail(index, error)
-    for ask, members in groups.values():
-        _answer_group(ask, members, answers, fail)
+    for members in groups.values():
+        _answer_group(members, answers, fail)
     return answers
 
 
-def _asker(first: Table, method: str, base: Path) -> Ask:
-    """Returns the function from some rows with one stencil to their request."""
-    table = first.get(_POPULATION)
-    tree = None if table is None else requests.read_population(table, base)
+def _request(
+    table: Table, method: str, base: Path, trees: dict[str, Population]
+) -> requests.Request:
+    """The request of a row; ``trees`` are the populations that were read before."""
+    refuse_hostile("a row", table)
+    mapping = {"version": 1, "method": method} | _given(table)
+    population = mapping.pop("population", None)
+    if population is not None:
+        text = json.dumps(population, sort_keys=True, default=np.ndarray.tolist)
+        if text not in trees:
+            trees[text] = requests.read_population(population, base)
+        mapping = requests.with_population(mapping, trees[text])
+    is_search = "calibrate" in mapping
+    kind = requests.CalibrationRequest if is_search else requests.EpsilonRequest
+    request = kind.from_dict(mapping, where="request")
+    if request.shape:
+        raise ValueError(
+            f"a row must be one setting, got lists of numbers of shape {request.shape}"
+        )
+    return request
 
-    def ask(rows: Sequence[Table]) -> requests.Request:
-        mapping = {"version": 1, "method": method} | _stacked(rows)
-        mapping.pop(_POPULATION, None)
-        if tree is not None:
-            mapping = requests.with_population(mapping, tree)
-        is_search = "calibrate" in mapping
-        kind = requests.CalibrationRequest if is_search else requests.EpsilonRequest
-        return kind.from_dict(mapping, where="request")
 
-    return ask
-
-
-def _stencil(value: Any, path: KeyPath = ()) -> Any:
-    """A hashable stand-in for a row, equal for rows that differ in numbers alone."""
-    where = ".".join(path)
-    if value is None or isinstance(value, str | int | float | np.generic):
-        if isinstance(value, int) and abs(value) > _MAX_INTEGER:
-            raise ValueError(f"{where} holds an integer of more than 64 bits")
-        return () if _varies(value, path) else (type(value).__name__, value)
-    if len(path) > _MAX_DEPTH:
-        raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
+def _given(value: Any) -> Any:
+    """A row without the keys that have no value."""
     if isinstance(value, Mapping):
-        if path[-1:] == (_POPULATION,):
-            refuse_hostile(_POPULATION, value)
-            return json.dumps(value, sort_keys=True, default=np.ndarray.tolist)
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"{where}: keys must be strings, got {key!r}")
-        keys = sorted(key for key, item in value.items() if item is not None)
-        return "table", *((key, _stencil(value[key], (*path, key))) for key in keys)
-    is_counts = path[:1] == ("step",) and path[-1] == "counts"
-    if isinstance(value, list | tuple):
-        if is_counts or any(isinstance(item, Mapping) for item in value):
-            items = enumerate(value)
-            return "list", *(_stencil(item, (*path, str(i))) for i, item in items)
-    raise TypeError(
-        f"{where} must be a number or a string (a row is one setting), got "
-        f"{_validation.shown(value)}"
-    )
+        return {key: _given(one) for key, one in value.items() if one is not None}
+    return list(map(_given, value)) if isinstance(value, list | tuple) else value
 
 
-def _varies(value: Any, path: KeyPath) -> bool:
-    """Whether a leaf is a number that may differ among rows answered together."""
-    # Numbers of bands must be scalars.
-    is_fixed = path == ("version",) or path[-2:-1] == ("bands",)
-    is_number = isinstance(value, int | float | np.number)
-    return is_number and not isinstance(value, bool) and not is_fixed
+def _together(parts: Sequence[requests.Request]) -> requests.Request:
+    """Requests that differ in numbers alone as one, with arrays of numbers."""
 
+    def column(where: str, _: Any) -> np.ndarray:
+        return np.array([one.within[where] for one in parts])
 
-def _stacked(values: Sequence[Any], path: KeyPath = ()) -> Any:
-    """Rows with one stencil as one table, with arrays for their numbers."""
-    first = values[0]
-    if isinstance(first, Mapping) and path[-1:] != (_POPULATION,):
-        keys = [key for key, item in first.items() if item is not None]
-        return {k: _stacked([one[k] for one in values], (*path, k)) for k in keys}
-    if isinstance(first, list | tuple):
-        items = enumerate(zip(*values, strict=True))
-        return [_stacked(each, (*path, str(i))) for i, each in items]
-    if len(values) == 1 or not _varies(first, path):
-        return first
-    # Integers stay integers; those beyond 2**53 are refused later.
-    whole = all(isinstance(value, int | np.integer) for value in values)
-    return np.array(values, np.int64 if whole else np.float64)
+    return mapped(parts[0], column) if len(parts) > 1 else parts[0]
 
 
 def _answer_group(
-    ask: Ask,
-    rows: dict[int, Table],
+    rows: Mapping[int, requests.Request],
     answers: list[Answer],
     fail: Callable[[int, BaseException], None],
 ) -> None:
-    """Fills in the answers of the rows of a group."""
-
-    def check(part: list[int]) -> None:
-        for one in parts_of(ask([rows[row] for row in part]).step):
-            dominating_pair(one)
-
-    def fill(part: list[int]) -> None:
-        request = ask([rows[row] for row in part])
-        values = np.broadcast_to(np.asarray(request.answer(), np.float64), len(part))
-        known = {"quantity": request.quantity, "method": request.method}
-        for row, value in zip(part, values.tolist(), strict=True):
-            answers[row] = answers[row]._replace(value=value, **known)
-
-    def done(act: Callable[[list[int]], None], part: list[int]) -> list[int]:
-        """Acts on all rows at once, or on halves if that fails; returns good rows."""
-        try:
-            if part:
-                act(part)
-            return part
-        except (*_ROW_ERRORS, MemoryError) as error:
-            if len(part) == 1:
-                fail(part[0], error)
-                return []
-        half = len(part) // 2
-        return done(act, part[:half]) + done(act, part[half:])
-
-    # Cheap checks come first, so that the rest is one large call.
-    done(fill, done(check, [*rows]))
+    """Fills in the answers of rows at once, or by halves if that fails."""
+    try:
+        request = _together([*rows.values()])
+        values = np.broadcast_to(np.asarray(request.answer(), np.float64), len(rows))
+    except (*_ROW_ERRORS, MemoryError) as error:
+        if len(rows) == 1:
+            fail(next(iter(rows)), error)
+            return
+        for half in np.array_split([*rows], 2):
+            _answer_group({row: rows[row] for row in half}, answers, fail)
+        return
+    known = {"quantity": request.quantity, "method": request.method}
+    for row, value in zip(rows, values.tolist(), strict=True):
+        answers[row] = answers[row]._replace(value=value, **known)
 
 
 def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,12 @@ from jaxdp_episodic.accountant.describe.runs import (
     parts_of,
     refuse_disjoint,
 )
-from jaxdp_episodic.accountant.describe.spec import Spec, refuse_hostile, set_checked
+from jaxdp_episodic.accountant.describe.spec import (
+    AT_LEAST_ZERO,
+    Check,
+    Spec,
+    refuse_hostile,
+)
 from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions import api, calibration
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
@@ -34,30 +38,19 @@ NUM_STEPS = "num_steps"
 RATE = "rate"
 _SOUGHT = (NOISE, NUM_STEPS, RATE)
 _LARGEST = "largest within the target"
-_WHOLE = functools.partial(_validation.integer_array, minimum=0)
-
-
-class _Request(Spec):
-    """The part that both kinds of request share."""
-
-    step: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the answer: the broadcast shape of the fields that it uses."""
-        fields = {n: getattr(self, n) for n in ("num_steps", "delta", "epsilon")}
-        # A calibrated noise multiplier replaces that of the step.
-        is_noise = getattr(self, "calibrate", None) == NOISE
-        shape = self.step.design.shape if is_noise else self.step.shape
-        return _validation.broadcast_shape(step=np.empty(shape, np.uint8), **fields)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class EpsilonRequest(_Request):
+class EpsilonRequest(Spec):
     """Asks for the cost of a run: epsilon at a delta, or delta at an epsilon."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "step": (GaussianStep, *RELEASES, ComposedSteps, DisjointParts, AdaptiveRun)
+    }
+    numeric: ClassVar[Mapping[str, Check]] = {
+        "num_steps": AT_LEAST_ZERO,
+        "delta": _validation.open_unit_array,
+        "epsilon": _validation.nonnegative_array,
     }
 
     step: AnyStep | DisjointParts | AdaptiveRun
@@ -66,7 +59,8 @@ class EpsilonRequest(_Request):
     epsilon: ArrayLike | None = None
     method: str = "exact"
 
-    def __post_init__(self) -> None:
+    def check_values(self) -> None:
+        """Refuses a method or fields that do not go with the run."""
         api.check_method(self.method)
         composed = isinstance(self.step, AdaptiveRun | ComposedSteps)
         if not isinstance(self.step, AdaptiveRun | DisjointParts):
@@ -89,12 +83,8 @@ class EpsilonRequest(_Request):
                 "give exactly one of delta (to get epsilon) and epsilon (to get "
                 f"delta), got {given}"
             )
-        set_checked(self, _WHOLE, "num_steps", optional=True)
-        set_checked(self, _validation.open_unit_array, "delta", optional=True)
-        set_checked(self, _validation.nonnegative_array, "epsilon", optional=True)
         if self.epsilon is not None and np.isinf(self.epsilon).any():
             raise ValueError(f"epsilon must be finite, got {self.epsilon!r}")
-        _ = self.shape  # refuses fields that do not broadcast
 
     @property
     def quantity(self) -> str:
@@ -153,11 +143,16 @@ class EpsilonRequest(_Request):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class CalibrationRequest(_Request):
+class CalibrationRequest(Spec):
     """Asks for the noise, number of steps or rate that keeps a run within a target."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {"step": (GaussianStep,)}
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"calibrate": _SOUGHT}
+    numeric: ClassVar[Mapping[str, Check]] = {
+        "epsilon": _validation.positive_array,
+        "delta": _validation.positive_share_array,
+        "num_steps": AT_LEAST_ZERO,
+    }
 
     step: GaussianStep
     calibrate: str
@@ -167,7 +162,8 @@ class CalibrationRequest(_Request):
     level: str | None = None
     method: str = "exact"
 
-    def __post_init__(self) -> None:
+    def check_values(self) -> None:
+        """Refuses fields that do not go with what is sought."""
         api.check_method(self.method)
         _validation.instance("step", self.step, GaussianStep, "a GaussianStep")
         sought = _validation.choice("calibrate", self.calibrate, _SOUGHT)
@@ -181,10 +177,14 @@ class CalibrationRequest(_Request):
                 )
         if self.level is not None:
             _validation.choice("level", self.level, self.step.design.level_names)
-        set_checked(self, _validation.positive_array, "epsilon", optional=True)
-        set_checked(self, _validation.positive_share_array, "delta", optional=True)
-        set_checked(self, _WHOLE, "num_steps", optional=True)
-        _ = self.shape  # refuses fields that do not broadcast
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the answer: the broadcast shape of the numbers that it uses."""
+        used = dict(self.within)
+        if self.calibrate == NOISE:  # it replaces that of the step
+            used.pop(f"step.{NOISE}", None)
+        return _validation.broadcast_shape(**used)
 
     @classmethod
     def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:

@@ -31,6 +31,7 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     LedgerError,
     RunFile,
     old_rows,
+    run_file,
 )
 from jaxdp_episodic.files import atomic
 from jaxdp_episodic.files.json_file import json_lines
@@ -46,7 +47,7 @@ _lent: ContextVar[frozenset[Path]] = ContextVar("lent", default=frozenset())
 
 def files_of_a_run(folder: Path) -> list[str]:
     """Returns which files in a folder belong to a run with a charge or a state."""
-    found = [name for name in _OLD if _has_content(folder / name)]
+    found = [name for name in _OLD if (folder / name).exists()]
     if not (folder / STORE).exists():
         return found
     try:
@@ -57,19 +58,9 @@ def files_of_a_run(folder: Path) -> list[str]:
     return [STORE, *found] if is_begun else found
 
 
-def _has_content(path: Path) -> bool:
-    """Whether a file of version 0.2 holds more than the beginning of a run."""
-    if path.name == OLD_LEDGER and path.exists():
-        return b"\n1" in path.read_bytes()
-    if path.is_dir():
-        return any(one.name.isdigit() for one in path.iterdir())
-    return path.exists() and path.stat().st_size > 0
-
-
 def was_only_begun(folder: Path) -> bool:
     """Returns whether a run in the folder ended before its first charge."""
-    is_there = (folder / STORE).exists() or (folder / OLD_LEDGER).exists()
-    return is_there and not files_of_a_run(folder)
+    return (folder / STORE).exists() and not files_of_a_run(folder)
 
 
 def refuse_without_run(folder: Path) -> None:
@@ -127,28 +118,9 @@ STAGES = "stages"
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a run's log.
-
-    Args:
-      path: the run's folder or file, or JSON lines as in a release, whose last line is
-        ignored if it was cut off.
-
-    Raises:
-      OSError: a file that cannot be read.
-      ValueError: a damaged file.
-    """
-    if path.suffix != ".jsonl":
-        with RunFile(path / STORE if path.is_dir() else path) as file:
-            return file.log()
-    records, cut_off = [], None
-    for _, record, _ in json_lines(path):
-        if cut_off is not None or isinstance(record, TypeError):
-            raise ValueError(f"{path}, {cut_off or record}")
-        if isinstance(record, Exception):
-            cut_off = record  # an interrupted write, if nothing follows
-        else:
-            records.append(record)
-    return records
+    """Returns the records of a run's log; ``path`` is its folder or file."""
+    with run_file(path) as file:
+        return file.log()
 
 
 _NOT_PUBLIC = (PRIVATE, HELD_OUT, STAGES)
@@ -238,8 +210,9 @@ def _make_store(folder: Path, like: Any) -> None:
             )
         new_store(temporary, texts, charges)
         with closing(RunStore(temporary)) as store:
-            for record in read_log(log) if log.exists() else ():
-                store.note(record)
+            for _, record, _ in json_lines(log) if log.exists() else ():
+                if isinstance(record, dict):  # else a write was interrupted
+                    store.note(record)
             taken = meta["charged_steps"]
             arrays = jax.device_get(jax.tree.leaves(state))
             store.save(taken, arrays, meta["run"], array_types(like), taken)

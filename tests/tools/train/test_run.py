@@ -137,7 +137,8 @@ def test_the_folder_of_a_finished_run(train, finished, tmp_path, capsys):
     assert f"The run released the stage {facts['stage']!r}" in statement
     assert f"| **{facts['stage']}** |" in report
     assert f"released    {facts['stage']}, the best on" in printed.out
-    public = read_log(out / "release" / "log.jsonl")
+    lines = (out / "release" / "log.jsonl").read_text().splitlines()
+    public = list(map(json.loads, lines))
     assert public[-1]["released"] == facts["stage"]
     assert not any("stages" in record or "held_out" in record for record in public)
     # A second run without a seed does not overwrite it.

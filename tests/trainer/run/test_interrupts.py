@@ -165,7 +165,8 @@ def test_steps_by_hand_are_stored_in_the_given_folder(tmp_path):
         assert (content.charged, content.is_closed) == (number, False)
     files = run.release(tmp_path / "release")
     assert json.loads(files[3].read_text())["steps"] == 2
-    assert [r["step"] for r in read_log(files[2])] == [0, 1, 2]
+    lines = files[2].read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
     assert read_ledger(folder).is_closed
     run.step()  # reopens it
     run.close()

@@ -183,16 +183,6 @@ def test_a_record_whose_commit_was_interrupted_is_written_once(path):
     assert [record["step"] for record in read_log(path)] == [1, 2]
 
 
-def test_truncated_and_damaged_released_logs(tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2, "eps')
-    assert read_log(path) == [{"step": 1}]
-    for line, words in (("nonsense", "not valid JSON"), ("[1]", "must be an object")):
-        path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
-        with pytest.raises(ValueError, match=f"line 2: {words}"):
-            read_log(path)
-
-
 def test_the_log_command_prints_all_records(path, capsys):
     with opened(path) as store:
         store.note(RECORDS[0])

@@ -121,7 +121,7 @@ FAULTS = (
         "dropped Poisson tasks, behind the first block",
         Edit(
             episode.make_blocks,
-            "range(math.ceil(max(number, 1) / block_size))",
+            "range(math.ceil(max(len(mine), 1) / block_size))",
             "range(1)",
         ),
         sampled.blocks_of_tasks,

@@ -79,7 +79,7 @@ class _InBlocks:
     def draw(self, generator: np.random.Generator) -> Draw:
         """The draw as it stands in the blocks."""
         draw = self._sampler.draw(generator)
-        made = episode.make_blocks(draw, self._table, block_size=_FEW)
+        made = list(episode.make_blocks(draw, self._table, block_size=_FEW))
         rows = [np.asarray(block.unit_mask) > 0 for block in made]
         inputs, mask = (
             np.concatenate([get(b)[r] for b, r in zip(made, rows, strict=True)])

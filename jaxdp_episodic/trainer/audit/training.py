@@ -444,7 +444,7 @@ def loss_decreases(
         holds = np.where(draw.mask, owner[draw.examples], -1)
         shown = np.unique(np.nonzero(holds >= 0)[0])
         part = jax.tree.map(operator.itemgetter(shown), draw)
-        blocks = make_blocks(part, table, block_size=_UNITS_AT_ONCE)
+        blocks = list(make_blocks(part, table, block_size=_UNITS_AT_ONCE))
         before, after = (
             np.concatenate([np.asarray(losses(params, one)) for one in blocks])
             for params in (first, trainer.params)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -54,13 +54,12 @@ def make_blocks(
     block_size: int,
     num_shards: int = 1,
     share: tuple[int, int] = (0, 1),
-) -> list[Block]:
-    """Returns the blocks of a draw: at least one, also for an empty draw."""
+) -> Iterator[Block]:
+    """Yields the blocks of a draw: at least one, also for an empty draw."""
     # Each device that shares a block gets consecutive rows; units are assigned in turn.
     # A process, (index, number), gets the units whose index has this remainder.
     mine = np.arange(len(draw.mask))[share[0] :: share[1]]
-    number, blocks = len(mine), []
-    for place in range(math.ceil(max(number, 1) / block_size)):
+    for place in range(math.ceil(max(len(mine), 1) / block_size)):
         taken = mine[place * block_size : (place + 1) * block_size]
         rows = np.full(block_size, -1)
         rows[: len(taken)] = taken
@@ -75,8 +74,7 @@ def make_blocks(
         else:
             examples = np.zeros((block_size, *draw.mask.shape[1:]), np.int64)
             mask = np.zeros(examples.shape, bool)
-        blocks.append(block_of(table, examples, mask, present))
-    return blocks
+        yield block_of(table, examples, mask, present)
 
 
 def block_of(

@@ -284,12 +284,8 @@ class Evaluation:
         self, act: Callable[..., tuple[Any, Any]], learner: Any, params: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         """Joins what ``act`` makes of each block's predictions, targets and mask."""
-        size, draw, found = self._block_size, self._draw, []
-        # All blocks together may not fit in memory.
-        for start in range(0, len(draw.mask), size):
-            here = slice(start, start + size)
-            part = draw._replace(examples=draw.examples[here], mask=draw.mask[here])
-            (block,) = make_blocks(part, self.data, block_size=size)
+        found = []
+        for block in make_blocks(self._draw, self.data, block_size=self._block_size):
             asked = predicted_of_block(params, block, learner=learner, **self._how)
             found.append(act(*(np.asarray(a)[block.unit_mask > 0] for a in asked)))
         first, second = map(np.concatenate, zip(*found, strict=True))

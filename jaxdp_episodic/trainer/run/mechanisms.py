@@ -413,13 +413,14 @@ class GradientStep(Mechanism):
     def blocks(self, state: TrainingState, draw: Draw) -> list[episode.Block]:
         """Returns the blocks of a draw; one process of several gets its share."""
         parts = self._parts
-        return episode.make_blocks(
+        made = episode.make_blocks(
             draw,
             parts.data if parts.start is None else parts.start.table(state.start),
             block_size=self._block_size,
             num_shards=len(parts.devices),
             share=(parts.processes.index, parts.processes.count),
         )
+        return list(made)
 
     def release(
         self, state: TrainingState, number: int, prepared: PreparedStep | None

@@ -52,9 +52,8 @@ def test_every_unit_is_in_exactly_one_share(number, processes):
     draw = Draw(examples.copy(), np.ones(examples.shape, bool), None)
     found = []
     for index in range(processes):
-        blocks = make_blocks(
-            draw, classes(), block_size=4, num_shards=2, share=(index, processes)
-        )
+        share = {"num_shards": 2, "share": (index, processes)}
+        blocks = list(make_blocks(draw, classes(), block_size=4, **share))
         assert blocks and all(len(block.unit_mask) == 4 for block in blocks)
         features = classes().features
         for block in blocks:

@@ -66,7 +66,7 @@ class BlockExamples:
         self._num_classes, self._leaves_null = number, leaves_null
         # Axes of an episode: its classes, and the examples of each.
         self.widths = ways, int(np.asarray(of_examples.size))
-        self._slots = None
+        self.slots = None
         if among_slots:
             stated = of_classes.population
             if stated is not None and int(np.asarray(stated)) != number:
@@ -76,7 +76,7 @@ class BlockExamples:
                 )
             counts = np.zeros((len(owners.names), number), np.int64)
             np.add.at(counts, (owners.codes, class_of), 1)
-            self._slots = _checked_slots(of_examples, counts, design, owners)
+            self.slots = _checked_slots(of_examples, counts, design, owners)
 
     def fill(
         self, people: np.ndarray, generator: np.random.Generator
@@ -89,12 +89,12 @@ class BlockExamples:
             theirs = [self._own[person] for person in block[block >= 0]]
             there = np.concatenate([self._class_of[:0], *theirs])
             class_of, classes = self._class_of[there], np.arange(self._num_classes)
-            if self._slots is None:
+            if self.slots is None:
                 counts = np.bincount(class_of, minlength=self._num_classes)
                 classes = np.flatnonzero(counts >= size)
             for way, one in enumerate(generator.permutation(classes)[:ways]):
                 filled = there[class_of == one]
-                number = len(filled) if self._slots is None else self._slots
+                number = len(filled) if self.slots is None else self.slots
                 slots = generator.choice(number, size, replace=False)
                 drawn = filled[slots[slots < len(filled)]]
                 examples[episode, way, : len(drawn)] = drawn

@@ -148,7 +148,7 @@ class PrivateStatistics:
         last = MEANS if config.between == MEANS else _ALL
         kinds = [_ALL, _PAIRS] if self._mixed else [MEAN, *of_pairs, last]
         self._kinds = kinds[: len(self.steps)]
-        self._units = Contributors.of(data, config, **who, slots=slots, people=people)
+        self._units = Contributors(data, config, **who, slots=slots, people=people)
 
     def learner(self, learner: Any) -> Any:
         """Returns a learner on examples, given one on the projected features."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import math
 import warnings
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,23 +32,11 @@ class Terms(NamedTuple):
     groups: np.ndarray | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class Contributors:
-    """The protected units of a table; create with `of`."""
+    """The protected units of a table; arguments as in `PrivateStatistics`."""
 
-    sizes: np.ndarray  # (C,) number of examples of each class
-    by_class: bool  # contributions belong to classes; else to examples or people
-    # (R,) code 0 .. P - 1 of each example's owner, if people are protected
-    person: np.ndarray | None = None
-    couples: bool = False  # people are paired, instead of examples within a class
-    # Public number of things to pair, under zero_out: of people, or of each class's
-    # examples.
-    slots: int | None = None
-    most: int | None = None  # public bound on a person's examples, if pairs need one
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         data: ExampleTable,
         config: StartConfig,
         *,
@@ -57,10 +44,14 @@ class Contributors:
         neighboring_relation: str,
         slots: int | None,
         people: PersonBounds | None,
-    ) -> Contributors:
-        """Returns the protected units; arguments as in `PrivateStatistics`."""
-        sizes = np.asarray(data.population.children_counts[-1], np.int64)
-        by_class, person = privacy_unit == data.level_names[-2], None
+    ) -> None:
+        # (C,) number of examples of each class.
+        self.sizes = sizes = np.asarray(data.population.children_counts[-1], np.int64)
+        self.classes = data.class_places  # (R,) the class of each example
+        # Contributions belong to classes; else to examples or people.
+        self.by_class = privacy_unit == data.level_names[-2]
+        # (R,) code 0 .. P - 1 of each example's owner, if people are protected.
+        self.person = person = None
         data.check_copies(privacy_unit)
         if privacy_unit in OWNED:
             owners = data.owned(privacy_unit)
@@ -70,18 +61,20 @@ class Contributors:
                     "has none"
                 )
             codes = np.unique(owners.codes, return_inverse=True)[1]
-            person = codes.reshape(-1).astype(np.int64)
-        couples = person is not None and config.pairs == PEOPLE
-        most = None
-        if neighboring_relation != "zero_out" or by_class:
-            slots = None
-        elif person is not None and couples:
+            self.person = person = codes.reshape(-1).astype(np.int64)
+        # People are paired, instead of examples within a class.
+        self.couples = couples = person is not None and config.pairs == PEOPLE
+        # Public number of things to pair, under zero_out: of people, or of each class's
+        # examples.
+        self.slots, has_slots = None, neighboring_relation == "zero_out"
+        if has_slots and person is not None and couples:
             number = int(person.max(initial=-1)) + 1
-            slots = _bound("start.num_people", config.num_people, number, "people")
-        else:
+            self.slots = _bound("start.num_people", config.num_people, number, "people")
+        elif has_slots and not self.by_class:
             largest = int(sizes.max(initial=0))
             population = f"population of {data.level_names[-1]!r}"
-            slots = _bound(population, slots, largest, "examples in a class")
+            self.slots = _bound(population, slots, largest, "examples in a class")
+        self.most = None  # public bound on a person's examples, if pairs need one
         if neighboring_relation == "add_remove" and person is not None and not couples:
             largest = int(np.bincount(person).max(initial=0))
             given = {} if people is None else people.numbers
@@ -96,8 +89,7 @@ class Contributors:
                 _validation.whole_number(f"people.{name}", given[name])
                 for name in needed
             )
-            most = _bound("people", bound, largest, "examples of a person")
-        return cls(sizes, by_class, person, couples, slots, most)
+            self.most = _bound("people", bound, largest, "examples of a person")
 
     @property
     def number(self) -> int:
@@ -107,11 +99,6 @@ class Contributors:
         if self.person is not None:
             return int(self.person.max(initial=-1)) + 1
         return int(self.sizes.sum())
-
-    @property
-    def classes(self) -> np.ndarray:
-        """(R,) the class of each example."""
-        return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
     def examples(self) -> Terms:
         """Returns every example as a term; those of a unit share one contribution."""

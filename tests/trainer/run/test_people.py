@@ -299,7 +299,7 @@ def test_protecting_a_single_copy_is_refused():
             assembled(of, tables, evaluates=False)
     who = {"privacy_unit": "example", "neighboring_relation": "zero_out"}
     with pytest.raises(ValueError, match="privacy_unit must be 'original'"):
-        Contributors.of(data, None, **who, slots=20, people=None)
+        Contributors(data, None, **who, slots=20, people=None)
     with pytest.raises(ValueError, match="same of all copies"):
         images(owners=np.arange(6), originals=np.zeros(6, int))
 
@@ -332,7 +332,7 @@ def test_statistics_give_an_example_one_contribution():
     """All four copies are one term of each sum, with weight 1/4 in pairs."""
     data, _ = config_of().training_data()
     start = StartConfig(kind="plda")
-    who = Contributors.of(
+    who = Contributors(
         data,
         start,
         privacy_unit="original",

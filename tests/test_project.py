@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 61_395,
+    "jaxdp_episodic": 61_382,
     "jaxdp_episodic/accountant/describe": 3_780,
     "jaxdp_episodic/accountant/losses": 5_156,
     "jaxdp_episodic/accountant/methods": 5_818,
@@ -332,7 +332,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/config": 1_326,
     "jaxdp_episodic/trainer/gradient": 1_467,
     "jaxdp_episodic/trainer/learners": 2_192,
-    "jaxdp_episodic/trainer/statistics": 1_286,
+    "jaxdp_episodic/trainer/statistics": 1_273,
     "jaxdp_episodic/trainer/run": 6_329,
     "jaxdp_episodic/trainer/audit": 1_813,
     "jaxdp_episodic/tools/requests": 716,

@@ -318,15 +318,15 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 61_382,
-    "jaxdp_episodic/accountant/describe": 3_780,
+    "jaxdp_episodic": 61_344,
+    "jaxdp_episodic/accountant/describe": 3_752,
     "jaxdp_episodic/accountant/losses": 5_156,
     "jaxdp_episodic/accountant/methods": 5_818,
     "jaxdp_episodic/accountant/numerics": 3_143,
     "jaxdp_episodic/accountant/questions": 6_079,
-    "jaxdp_episodic/accountant/bounds": 1_760,
+    "jaxdp_episodic/accountant/bounds": 1_757,
     "jaxdp_episodic/accountant/interop": 1_634,
-    "jaxdp_episodic/accountant/report": 2_032,
+    "jaxdp_episodic/accountant/report": 2_025,
     "jaxdp_episodic/trainer/data": 3_445,
     "jaxdp_episodic/trainer/draw": 1_419,
     "jaxdp_episodic/trainer/config": 1_326,

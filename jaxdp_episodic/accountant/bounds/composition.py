@@ -84,7 +84,11 @@ def compose_closed_form(
     strong = (drift + e * np.sqrt(2 * k * least)) * _ROUND_UP
     total = np.minimum(_product_up(k, e), strong)
     total = np.where(finite | (k == 0), total, np.inf)
-    return total[()], _total_delta(step_delta, k, extra)[()]
+    # 1 - (1 - delta)^k (1 - slack), without cancellation and rounded up.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kept = np.where(k > 0, k * np.log1p(-step_delta), 0.0) + np.log1p(-extra)
+    price = np.minimum(-np.expm1(kept) * (1 + 1e-15), 1.0)
+    return total[()], price[()]
 
 
 def compose_optimal_delta(
@@ -137,10 +141,3 @@ def _product_up(k: float, x: float) -> float:
     value, exact = k * x, Fraction(k) * Fraction(x)
     is_below = value < math.inf and Fraction(value) < exact
     return math.nextafter(value, math.inf) if is_below else value
-
-
-def _total_delta(delta: np.ndarray, k: np.ndarray, extra: np.ndarray) -> np.ndarray:
-    """``1 - (1 - delta)^k (1 - extra)``, without cancellation and rounded up."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        kept = np.where(k > 0, k * np.log1p(-delta), 0.0) + np.log1p(-extra)
-    return np.minimum(-np.expm1(kept) * (1 + 1e-15), 1.0)

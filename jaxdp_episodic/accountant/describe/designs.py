@@ -200,6 +200,7 @@ class ShuffledEpochs(LevelScheme):
 EpochScheme = RandomAllocation | ShuffledEpochs
 """Schemes that sample once per epoch."""
 Scheme = Poisson | WithoutReplacement | EpochScheme
+_A_SCHEME = Scheme, "a Poisson, WithoutReplacement, RandomAllocation or ShuffledEpochs"
 
 _EPOCHS_COVERED = (
     "covered: it is the first level of a MultistageSampling, or the episodes= of a "
@@ -284,7 +285,7 @@ class MultistageSampling(Design):
                 f"got {len(levels)}"
             )
         for position, level in enumerate(levels):
-            check_scheme(f"level {position + 1}", level)
+            _validation.instance(f"level {position + 1}", level, *_A_SCHEME)
             if position:
                 refuse_epochs(f"level {position + 1}", level)
         for name in self.level_names:
@@ -301,19 +302,9 @@ class MultistageSampling(Design):
         return f"MultistageSampling({', '.join(map(repr, self.levels))})"
 
 
-def check_scheme(name: str, value: Any) -> None:
-    """Refuses anything but a scheme."""
-    _validation.instance(
-        name,
-        value,
-        Scheme,
-        "a Poisson, WithoutReplacement, RandomAllocation or ShuffledEpochs",
-    )
-
-
 def check_named(field: str, scheme: Any, name: str) -> None:
     """Refuses anything but a scheme that the level ``name`` may have."""
-    check_scheme(field, scheme)
+    _validation.instance(field, scheme, *_A_SCHEME)
     if scheme.name != name:
         raise ValueError(f"{field} must be named {name!r}, got {scheme.name!r}")
     if name != EPISODE:

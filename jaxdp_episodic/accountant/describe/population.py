@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
@@ -181,8 +181,46 @@ class Population(Spec):
         """
         names = tuple(ids)
         _checked_names(names, num_levels=len(names) + 1)
-        counts, unit_ids = _tree_from_ids(ids)
-        return cls(counts, names, unit_ids)
+        given = {name: column for name, column in ids.items() if column is not None}
+        columns = {name: _id_column(name, column) for name, column in given.items()}
+        if not columns or any(ids[name] is None for name in names[:-1]):
+            raise ValueError(
+                "ids must be one array per level, top first; only the last of several "
+                f"may be None; got {names}"
+            )
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1 or 0 in lengths.values():
+            raise ValueError(
+                f"ids must be equally long arrays of at least one record, got {lengths}"
+            )
+        counts: list[np.ndarray] = []
+        unit_ids: list[np.ndarray] = []
+        parent_of_record = np.zeros(lengths[names[0]], np.int64)
+        for name, column in columns.items():
+            values, code = np.unique(column, return_inverse=True)
+            parent = np.empty(len(values), np.int64)
+            parent[code] = parent_of_record
+            clash = parent[code] != parent_of_record
+            if clash.any():
+                # `parent` is that of the unit's last record.
+                record = int(np.argmax(clash))
+                above, top = unit_ids[-1], names[len(unit_ids) - 1]
+                raise ValueError(
+                    f"{name} {column[record].item()!r} lies under two parents, "
+                    f"{top} {above[parent_of_record[record]].item()!r} and "
+                    f"{above[parent[code[record]]].item()!r}; {_HOW_TO_MAKE_GLOBAL}"
+                )
+            # A stable sort keeps ids sorted within a parent; sorted tables take O(n).
+            order = np.argsort(parent, kind="stable")
+            position = np.empty(len(values), np.int64)
+            position[order] = np.arange(len(values))
+            num_parents = len(unit_ids[-1]) if unit_ids else 1
+            counts.append(np.bincount(parent, minlength=num_parents))
+            unit_ids.append(values[order])
+            parent_of_record = position[code]
+        if len(names) == 1 or len(columns) < len(names):  # each record is a unit
+            counts.append(np.bincount(parent_of_record, minlength=len(unit_ids[-1])))
+        return cls(tuple(counts), names, tuple(unit_ids))
 
     @property
     def num_levels(self) -> int:
@@ -244,54 +282,6 @@ class Population(Spec):
     def __repr__(self) -> str:
         units = tuple(self.num_units(j + 1) for j in range(self.num_levels))
         return f"Population(levels={self.level_names}, units={units})"
-
-
-def _tree_from_ids(
-    ids: Mapping[str, Any],
-) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-    """Returns the children counts and the units' ids of a table of records."""
-    names = list(ids)
-    columns = [None if ids[n] is None else _id_column(n, ids[n]) for n in names]
-    one_unit_a_record = len(names) == 1 or (names and columns[-1] is None)
-    present = [column for column in columns if column is not None]
-    missing = len(columns) - len(present)
-    if not present or missing > 1 or (missing and columns[-1] is not None):
-        raise ValueError(
-            "ids must be one array per level, top first; only the last of several "
-            f"may be None; got {names}"
-        )
-    lengths = {name: len(column) for name, column in zip(names, present, strict=False)}
-    if len(set(lengths.values())) > 1 or 0 in lengths.values():
-        raise ValueError(
-            f"ids must be equally long arrays of at least one record, got {lengths}"
-        )
-    counts: list[np.ndarray] = []
-    unit_ids: list[np.ndarray] = []
-    parent_of_record = np.zeros(len(present[0]), np.int64)
-    for name, column in zip(names, present, strict=False):
-        values, code = np.unique(column, return_inverse=True)
-        parent = np.empty(len(values), np.int64)
-        parent[code] = parent_of_record
-        clash = parent[code] != parent_of_record
-        if clash.any():
-            record = int(np.argmax(clash))  # `parent` is that of the unit's last record
-            above, top = unit_ids[-1], names[len(unit_ids) - 1]
-            raise ValueError(
-                f"{name} {column[record].item()!r} lies under two parents, "
-                f"{top} {above[parent_of_record[record]].item()!r} and "
-                f"{above[parent[code[record]]].item()!r}; {_HOW_TO_MAKE_GLOBAL}"
-            )
-        # A stable sort keeps ids sorted within a parent; sorted tables take O(n).
-        order = np.argsort(parent, kind="stable")
-        position = np.empty(len(values), np.int64)
-        position[order] = np.arange(len(values))
-        num_parents = len(unit_ids[-1]) if unit_ids else 1
-        counts.append(np.bincount(parent, minlength=num_parents))
-        unit_ids.append(values[order])
-        parent_of_record = position[code]
-    if one_unit_a_record:
-        counts.append(np.bincount(parent_of_record, minlength=len(unit_ids[-1])))
-    return tuple(counts), tuple(unit_ids)
 
 
 def _id_column(name: str, value: Any) -> np.ndarray:

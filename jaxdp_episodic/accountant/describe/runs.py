@@ -73,11 +73,8 @@ class DisjointParts(Spec):
         if self.membership is not None:
             _validation.choice("membership", self.membership, (FIXED, CONTENT))
         one_protection("disjoint parts", self.steps)
-        self._check_membership()
         _ = self.shape
-
-    def _check_membership(self) -> None:
-        """Refuses a relation under which one change may affect two parts."""
+        # One change must not affect two parts.
         relations = {step.neighboring_relation for step in self.steps} - {None}
         (relation,) = relations or {None}
         if self.membership == FIXED or relation == "add_remove":

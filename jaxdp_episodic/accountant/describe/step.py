@@ -265,7 +265,7 @@ class GaussianStep(Spec):
             "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
         )
         vars(self).update(
-            clip_unit=_checked_clip_unit(self.design, self.clip_unit),
+            clip_unit=checked_clip_unit(self.design, self.clip_unit),
             privacy_unit=checked_privacy_unit(self.design, self.privacy_unit),
         )
         check_people(
@@ -546,32 +546,26 @@ def one_protection(what: str, steps: tuple[GaussianStep | Release, ...]) -> None
             raise ValueError(f"{what} must have the same {field}, got {known}")
 
 
-def _checked_clip_unit(design: Sampling, clip_unit: str | None) -> str:
+def checked_clip_unit(design: Sampling, clip_unit: str | None) -> str:
     """Returns the clip unit: the given one, or the design's default."""
     levels = design.level_names
+    units = (RESERVED_LEVEL_NAME, *levels)
     episodic = not isinstance(design, MultistageSampling)
     default = EPISODE if episodic else levels[0] if len(levels) == 1 else None
     clip_unit = default if clip_unit is None else clip_unit
     if clip_unit is None:
         raise ValueError(
-            f"clip_unit must be one of {(RESERVED_LEVEL_NAME, *levels)}, whose "
-            "contribution is clipped, got None"
+            f"clip_unit must be one of {units}, whose contribution is clipped, got None"
         )
-    check_clip_unit(design, clip_unit)
-    return clip_unit
-
-
-def check_clip_unit(design: Sampling, clip_unit: str) -> None:
-    """Refuses a clip unit that the design does not have or no theorem covers."""
-    levels = design.level_names
-    _validation.choice("clip_unit", clip_unit, (RESERVED_LEVEL_NAME, *levels))
-    if not isinstance(design, MultistageSampling) and clip_unit != EPISODE:
+    _validation.choice("clip_unit", clip_unit, units)
+    if episodic and clip_unit != EPISODE:
         raise NotImplementedError(
             f"clip_unit={clip_unit!r} with {type(design).__name__} has no theorem "
             "here; covered: clip_unit='episode'"
         )
     if clip_unit != levels[0]:
         refuse_epochs(f"clip_unit={clip_unit!r}", epoch_scheme(design))
+    return clip_unit
 
 
 def checked_privacy_unit(design: Sampling, privacy_unit: str | None) -> str:

@@ -44,7 +44,13 @@ _APART = 1e-3
 
 def report_in_words(report: PrivacyReport) -> str:
     """Returns the report as Markdown."""
-    rows = _rows(report)
+    rows = {}
+    for level, value in report.epsilon_by_level.items():
+        if not isinstance(value, str):
+            run, how = report.level_runs[level], {"method": report.method}
+            right = 0.5 + float(advantage(run, **how)) / 2
+            found = true_positive_rate(run, false_positive_rate=FALSE_ALARMS, **how)
+            rows[level] = _epsilon(value), _percent(right), _percent(float(found))
     lines = _opening(
         protected=report.protected,
         released=f"what the {sum(report.num_steps):,} steps of this run release",
@@ -149,19 +155,6 @@ def _attacks(run: AdaptiveRun) -> tuple[float, float]:
         1 - np.exp(-epsilons) * (1 - deltas - FALSE_ALARMS),
     )
     return 0.5 + float(deltas[0]) / 2, min(float(rates.min()), 1.0)
-
-
-def _rows(report: PrivacyReport) -> dict[str, tuple[str, str, str]]:
-    """Epsilon and the two attacks of each level that has an epsilon."""
-    rows = {}
-    for level, value in report.epsilon_by_level.items():
-        if isinstance(value, str):
-            continue
-        run, how = report.level_runs[level], {"method": report.method}
-        right = 0.5 + float(advantage(run, **how)) / 2
-        found = true_positive_rate(run, false_positive_rate=FALSE_ALARMS, **how)
-        rows[level] = _epsilon(value), _percent(right), _percent(float(found))
-    return rows
 
 
 def _epsilon(value: float) -> str:

@@ -32,7 +32,7 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     Sampling,
     banded,
-    check_clip_unit,
+    checked_clip_unit,
     checked_privacy_unit,
 )
 from jaxdp_episodic.accountant.questions.api import epsilon as step_epsilon
@@ -86,7 +86,7 @@ class StepConfig(CheckedSpec):
         """Refuses units that the sampling does not have, before any data are read."""
         design = checked_sampling(self.sampling)
         if self.clip_unit is not None:
-            check_clip_unit(design, self.clip_unit)
+            checked_clip_unit(design, self.clip_unit)
         checked_privacy_unit(design, self.privacy_unit)
         if design.shape:
             raise ValueError(

@@ -28,7 +28,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     epoch_scheme,
 )
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.step import check_clip_unit
+from jaxdp_episodic.accountant.describe.step import checked_clip_unit
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.draw import complete, rows, tree_draw
 from jaxdp_episodic.trainer.draw.blocks import BlockExamples, random_blocks
@@ -142,7 +142,7 @@ class EpisodeSampler:
         among_slots: bool = True,
     ) -> None:
         sampling = checked_sampling(sampling)
-        check_clip_unit(sampling, clip_unit)
+        checked_clip_unit(sampling, clip_unit)
         self.sampling, self.population = sampling, population
         self.clip_unit = clip_unit
         _refuse_arrays(sampling)

@@ -1,6 +1,5 @@
 """Functions within JAX programs: the host's numbers under all transformations."""
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -18,8 +17,6 @@ from scipy.stats import binom, norm
 import jaxdp_episodic as jde
 from designs import difference
 from jaxdp_episodic import traced
-from jaxdp_episodic.accountant.questions import dominating_pair, traced as in_jax
-from jaxdp_episodic.accountant.questions.gradients import Question
 
 DELTA = 1e-5
 
@@ -185,7 +182,6 @@ from concurrent.futures import ThreadPoolExecutor
 import jax, jax.numpy as jnp, numpy as np
 import jaxdp_episodic as jde
 from jaxdp_episodic import traced
-from jaxdp_episodic.accountant.questions import traced as in_jax
 
 P = jax.sharding.PartitionSpec
 
@@ -212,7 +208,6 @@ with ThreadPoolExecutor(6) as pool:
 for one in found:
     np.testing.assert_allclose(one, true, rtol=2e-7)
 
-in_jax.FEWEST = 2  # compiled: of each device's two settings, too
 with jax.enable_x64(True):
     noises, placed = (a.astype(np.float64) for a in (noises, placed))
     slopes = jax.grad(lambda noise: traced.rdp(step(noise), 8.0).sum())
@@ -468,173 +463,3 @@ def test_derivatives_that_do_not_exist_are_refused() -> None:
 def test_plain_questions_refuse_tracers_and_name_the_module(question) -> None:
     with pytest.raises(TypeError, match=r"JAX traces: .*jaxdp_episodic\.traced"):
         jax.jit(question)(0.5)
-
-
-# --- Functions in a compiled program: the numbers of the host without callbacks ---
-
-FIVE = np.array([0.6, 0.8, 1.1, 2.0, 5.0])
-RATES = np.array([0.3, 0.01, 1e-3, 1e-5, 0.05])
-
-
-def rdp_epsilon(noise: Any, *given: Any) -> Any:
-    """Of 1,000 steps at rate .01, unless ``given``."""
-    return epsilon(noise, *(given or (0.01, 1000)), method="rdp")
-
-
-def rdp_on_host(noise: Any, *given: Any) -> Any:
-    return on_host(noise, *(given or (0.01, 1000)), method="rdp")
-
-
-@pytest.fixture
-def host(monkeypatch):
-    """Compiles batches of five; the shapes of the host's callbacks."""
-    calls, known = [], Question.rows
-
-    def counted(self, words, *given):
-        calls.append(np.shape(given[-1]))
-        return known(self, words, *given)
-
-    monkeypatch.setattr(Question, "rows", counted)
-    monkeypatch.setattr(in_jax, "FEWEST", len(FIVE))
-    with jax.enable_x64(True):
-        yield calls
-
-
-COMPILED = pytest.mark.usefixtures("host")
-
-
-def test_compiled_curves(host) -> None:
-    """The host computes settings at and beyond the ends of ranges, and only these."""
-    orders = np.array([1.5, 4.0, 64.0])
-    curve = jax.jit(lambda noise: traced.rdp(step(noise, RATES), orders))
-    true = jde.rdp(step(FIVE, RATES), orders)
-    np.testing.assert_allclose(curve(FIVE), true, rtol=1e-12)
-    assert host == []
-    noises = np.where(FIVE == 2.0, 0.0, FIVE)
-    true = jde.rdp(step(noises, RATES), orders)
-    np.testing.assert_allclose(curve(noises), true, rtol=1e-12)
-    assert host == [(3,)]
-    with pytest.raises(Exception, match="noise_multiplier must be >= 0, got"):
-        jax.block_until_ready(curve(-FIVE))
-    with pytest.raises(Exception, match="noise_multiplier must not be NaN"):
-        jax.block_until_ready(curve(np.nan * FIVE))
-
-
-def test_small_batches_are_answered_by_the_host(host) -> None:
-    few = jax.jit(jax.vmap(rdp_epsilon))(FIVE[:4])
-    np.testing.assert_array_equal(few, rdp_on_host(FIVE[:4]))
-    assert host == [(4,)]
-
-
-RDP = {"method": "rdp"}
-SIZES = jde.GaussianStep(
-    jde.WithoutReplacement("example", size=2, population=20), noise_multiplier=1.0
-)
-
-
-@COMPILED
-@pytest.mark.parametrize(
-    ("kind", "one", "option", "engine"),
-    [
-        ("epsilon", step(1.0), RDP, "auto"),
-        ("epsilon", step(1.0), RDP, "numpy"),
-        ("epsilon", step(1.0), {"method": "exact"}, "auto"),
-        ("rdp", step(1.0), {"direction": "backward"}, "auto"),
-        ("epsilon", SIZES, RDP, "auto"),
-    ],
-    ids=["compiled", "numpy", "exact", "backward", "sizes"],
-)
-def test_settings_answered_by_the_host(
-    kind, one, option, engine, monkeypatch, request
-) -> None:
-    monkeypatch.setenv("JAXDP_EPISODIC_ENGINE", engine)
-    question = Question(kind, one, {}, ("noise_multiplier",), option)
-    is_compiled = request.node.callspec.id == "compiled"
-    for words in (((),), ((), (0,))):
-        assert in_jax.is_in_program(question, words) == is_compiled
-    assert not in_jax.is_in_program(question, ((), (0,), (0, 0)))
-
-
-def levels(*rates: float, **options: Any) -> jde.GaussianStep:
-    names = "school", "class", "child"
-    coins = (
-        jde.Poisson(name, sampling_probability=rate)
-        for name, rate in zip(names, rates, strict=False)
-    )
-    return jde.GaussianStep(
-        jde.MultistageSampling(*coins), noise_multiplier=0.7, **options
-    )
-
-
-@COMPILED
-def test_the_compiled_pair_equals_the_theorems() -> None:
-    """Of other designs there is none: the host answers."""
-    for one in (
-        levels(0.2),
-        levels(0.2, 0.3, clip_unit="class"),
-        levels(0.2, 0.3, 0.4, clip_unit="child", neighboring_relation="zero_out"),
-        levels(0.2, 0.3, 0.4, clip_unit="class", privacy_unit="class"),
-        levels(0.2, 0.3, clip_unit="school", privacy_unit="school"),
-    ):
-        assert in_jax.poisson_levels(one)
-        true = dominating_pair.dominating_pair(one)
-        pair = in_jax.poisson_pair(one)
-        assert type(true) is type(pair)
-        fields = zip(pair.fields, true.fields, strict=True)
-        assert all(np.all(a == np.squeeze(b)) for a, b in fields)
-    tree = jde.Population.from_sizes([[30, 12], [11, 40]])
-    coins = levels(0.2, 0.3, clip_unit="school", privacy_unit="school")
-    sized = jde.MultistageSampling(
-        coins.sampling.levels[0], jde.WithoutReplacement("class", size=2, population=9)
-    )
-    for one in (
-        levels(0.2, neighboring_relation="replace_one"),
-        levels(0.2, 0.3, clip_unit="school"),
-        levels(0.2, 0.3, clip_unit="class", population=tree),
-        levels(0.2, 0.3, clip_unit="step"),
-        jde.LaplaceRelease(1.0, sampling_probability=0.2),
-        dataclasses.replace(coins, sampling=sized),
-    ):
-        assert in_jax.poisson_levels(one) == ()
-
-
-@pytest.mark.slow
-def test_epsilons_and_derivatives(host, monkeypatch) -> None:
-    """By each number, also if the host computes some settings or a small batch."""
-    counts, deltas = np.array([1e4, 10.0, 1e3, 1e5, 0.0]), np.full(5, 1e-6)
-    at = FIVE, RATES, counts, deltas
-    by = tuple(range(4))
-    each = jax.jit(jax.vmap(jax.value_and_grad(rdp_epsilon, by)))
-    value, slopes = each(*at)
-    assert host and set(host) == {(1,)}  # no steps
-    np.testing.assert_allclose(value, rdp_on_host(*at), rtol=1e-12)
-    monkeypatch.setattr(in_jax, "FEWEST", 100)
-    _, true = jax.vmap(jax.value_and_grad(rdp_epsilon, by))(*at)
-    for slope, one in zip(slopes, true, strict=True):
-        np.testing.assert_allclose(slope, one, rtol=2e-8)
-    assert np.all(np.isfinite(slopes[0][:4]))
-    bends = jax.vmap(jax.hessian(rdp_epsilon))(FIVE)
-    assert np.all(np.isfinite(bends)) and np.all(bends > 0)
-
-
-@COMPILED
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("kind", "known"),
-    [
-        ("rdp", {"orders": 3.0}),
-        ("epsilon", {"delta": 1e-5, "num_steps": 1000}),
-        ("delta", {"epsilon": 1.0, "num_steps": 1000}),
-    ],
-)
-def test_the_program_lowers_for_devices(kind, known) -> None:
-    """Exported for CUDA and TPU with a derivative; needs no device."""
-    question = Question(kind, step(1.0), known, ("noise_multiplier",), {})
-
-    def program(noise: Any) -> Any:
-        words = ((), (0,))
-        return in_jax.answer_and_slopes(question, words, noise.shape, (noise,))
-
-    with jax.numpy_rank_promotion("allow"):
-        export = jax.export.export(jax.jit(program), platforms=("cuda", "tpu"))
-        assert set(export(FIVE).platforms) == {"cuda", "tpu"}

@@ -18,12 +18,8 @@ import numpy as np
 from jaxdp_episodic.accountant.losses.excess import (
     MOST_NODES,
     excess_of,
-    log_integral,
-    settle,
     sum_of,
-    transitions,
     unless_gaussian,
-    windows_around,
 )
 from jaxdp_episodic.accountant.losses.gaussian import (
     CANCELLATION,
@@ -38,9 +34,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     LOG_SQRT_2PI,
     LossNodes,
     NodeRule,
-    Rate,
     log_normal,
-    real_log_mixture,
     two_sided,
     undrawn_loss,
 )
@@ -60,8 +54,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Quadrature,
     Tails,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array, namespace, sigmoid, stored
-from jaxdp_episodic.accountant.numerics.special import log1p_bounded
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace, stored
 
 # Largest order, minus 1, for which moments of a "fall" are computed; beyond it they are
 # inf. There the largest losses begin more than 16 / shift from the kink, within a width
@@ -287,49 +280,6 @@ class ZeroedGaussianLoss(MixtureLoss):
         up = Half.rising(shift[None], move, null, absent, low, kept)
         fall = low, low[:0], move, absent, drawn[None], null, kept
         return up, Half("fall", *fall)
-
-
-def zeroed_excess(t: Array, rate: Array, s: Array, rule: MomentRule) -> Any:
-    """Forward log-excess of a zeroed pair with p = 1 on panels; see `Moments`."""
-    # Its negative losses are those of the sampled pair at x < s/2. Reflected at s/2
-    # they have the same P - Q as the others, so one integral covers both.
-    xp, alpha, floor, own = namespace(t, rate), 1 + t, 0.5 * s, Rate.of(rate)
-    # Where (1-r) N(-s) is as large as r N(0), as r N(s), and (1-r) N(0) as r N(s).
-    odds = xp.maximum((own.log_rest - own.log) / s, -1e300)
-    base, middle, kink = odds - floor, 0.5 * odds, odds + floor
-    gap, last = xp.log(alpha) / s, (alpha + t) * s
-
-    def slope(x: Array) -> tuple[Array, Array]:
-        """Returns the derivative of the exponent, plus x, and its own."""
-        p, q = sigmoid(2 * s * (x - middle)), sigmoid(s * (x - base))
-        rise = s * (alpha * (2 * p - 1) + t * (1 - q))
-        return rise, s * s * (4 * alpha * p * (1 - p) - t * q * (1 - q))
-
-    starts = xp.clip(xp.stack([floor, alpha * s, last, base]), floor, last)
-    peaks = [floor, s, 2 * s, alpha * s, last, xp.clip(base, alpha * s, last)]
-    peaks += [xp.clip(base, 2 * s, 3 * s), xp.clip(middle - gap, s, 3 * s)]
-    peaks += [xp.clip(kink - gap, s, 2 * s)]
-    steep = [transitions(x - gap, x, s) for x in (base, middle, kink)]
-    settled = functools.partial(settle, slope, starts, floor, last)
-    windows = windows_around(peaks, *steep, between=settled)
-    far = (1 - rate) * xp.exp(-s * s)  # weight of N(-s) over N(0), at x = s/2
-
-    def log_parts(x: Array) -> tuple[list[Array], list[Array]]:
-        """Returns log P/Q and log Q of both, lists."""
-        tilt = s * (x - floor)
-        fall = xp.exp(-tilt)
-        weight = rate + far * fall
-        log_weight = xp.log(weight)
-        gained = rate * xp.expm1(xp.minimum(tilt, 100.0)) / weight
-        small = gained < 0.5
-        ratio = tilt + xp.log(rate + far * fall * fall) - log_weight
-        ratio = xp.where(small, log1p_bounded(xp.where(small, gained, 0.0)), ratio)
-        other = real_log_mixture(tilt, own)
-        density = -0.5 * x * x - LOG_SQRT_2PI
-        return [ratio, -other], [log_weight + density, other + density]
-
-    found = log_integral(log_parts, *windows, floor, t, rule)
-    return unless_gaussian(rate >= 1, own.log, 0.5 * s * s, t, found)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     MixtureLoss,
     SwappedGaussianLoss,
     ZeroedGaussianLoss,
-    zeroed_excess,
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
@@ -142,7 +141,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         def add_term(k: Array, total: tuple[Array, ...]) -> tuple[Array, ...]:
             count = xp.minimum(k.astype(s.dtype), episodes)
             log_weight, any_rate = _log_weight(episodes, count, eta)
-            excess, *slopes = self._moment(t, any_rate, count * s, rule)
+            excess, *slopes = self._one(any_rate, count * s).log_excess(t, rule)
             term = xp.where(k <= episodes, log_weight + excess, -xp.inf)
             return sum_of(total, (term, *slopes))
 
@@ -177,8 +176,8 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         found[0] = -np.inf
 
         def evaluate(used: np.ndarray) -> None:
-            of = t[index[used]], any_rate[used], shift[used]
-            found[:, used] = self._moment(*of, rule)
+            one = self._one(any_rate[used], shift[used])
+            found[:, used] = one.log_excess(t[index[used]], rule)
             found[0][used] += log_weight[used]
 
         used = size > largest(size) - _NEGLIGIBLE_NATS
@@ -199,11 +198,6 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         """Returns the pair of k episodes with the unit, sampled at P(J >= 1)."""
         one = namespace(any_rate, shift).ones_like(any_rate)
         return SwappedGaussianLoss(one, any_rate, shift)
-
-    def _moment(
-        self, t: Array, any_rate: Array, shift: Array, rule: MomentRule
-    ) -> tuple[Array, ...]:
-        return self._one(any_rate, shift).log_excess(t, rule)
 
     @property
     def num_terms(self) -> Array:
@@ -255,13 +249,6 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
     def _one(self, any_rate: Array, shift: Array) -> ZeroedGaussianLoss:
         one = namespace(any_rate, shift).ones_like(any_rate)
         return ZeroedGaussianLoss(one, one, any_rate, shift)
-
-    def _moment(
-        self, t: Array, any_rate: Array, shift: Array, rule: MomentRule
-    ) -> tuple[Array, ...]:
-        if rule.direction == "backward":
-            return super()._moment(t, any_rate, shift, rule)
-        return zeroed_excess(t, any_rate, shift, rule)
 
 
 def _log_weight(episodes: Array, k: Array, rate: Array) -> tuple[Array, Array]:

@@ -297,8 +297,22 @@ class Sweep(Spec):
                         f"axes[{index}]: {axis.field!r} cannot be an axis with "
                         f"quantity={quantity!r}, which does not depend on it"
                     )
+        is_composed = isinstance(self.step, ComposedSteps)
         for name in _TARGETS:
-            self._check_target(name)
+            value: Any = getattr(self, name)
+            is_count = is_composed and name == "num_steps"
+            needed = [q for q in self.quantities if name in NEEDS[q] and not is_count]
+            if needed and value is None and name not in self.grid.names:
+                raise ValueError(f"{name} must be given with quantity={needed[0]!r}")
+            if value is not None and not needed:
+                raise ValueError(
+                    f"{name} must be left out with quantity={self.quantities[0]!r}"
+                    f"{' of a composed run' * is_count}, got {value!r}"
+                )
+            if value is not None and np.ndim(value):
+                raise ValueError(
+                    f"{name} must be a number, as axes vary it, got {value!r}"
+                )
         self._check_values()
 
     @classmethod
@@ -384,22 +398,6 @@ class Sweep(Spec):
     def description(self) -> dict[str, Any]:
         """Returns the sweep as plain values for the manifest, populations as hashes."""
         return _without_sizes(self.to_dict())
-
-    def _check_target(self, name: str) -> None:
-        """Refuses a target that is missing, superfluous or a list."""
-        value = getattr(self, name)
-        needed = [q for q in self.quantities if name in NEEDS[q]]
-        if name == "num_steps" and isinstance(self.step, ComposedSteps):
-            needed = []
-        if needed and value is None and name not in self.grid.names:
-            raise ValueError(f"{name} must be given with quantity={needed[0]!r}")
-        if value is not None and not needed:
-            raise ValueError(
-                f"{name} must be left out with quantity={self.quantities[0]!r}"
-                f"{' of a composed run' * (name == 'num_steps')}, got {value!r}"
-            )
-        if value is not None and np.ndim(value):
-            raise ValueError(f"{name} must be a number, as axes vary it, got {value!r}")
 
     def _check_values(self) -> None:
         """Refuses values out of range: in each dimension, then at all corners."""

@@ -19,7 +19,6 @@ import importlib.util
 import itertools
 import json
 import os
-import queue
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -172,10 +171,6 @@ class SweepFolder:
         if len(data) < size or data[:_DIGEST_BYTES] != self._digest(number, payload):
             return None
         return np.frombuffer(payload, "<f8").reshape(-1, width)
-
-    def missing(self, numbers: range) -> list[int]:
-        """Returns the chunks whose shards are missing or damaged."""
-        return [number for number in numbers if self.load(number) is None]
 
     def remove_shards(self) -> None:
         """Removes the shards and the temporary files of killed processes."""
@@ -406,23 +401,18 @@ def _in_work(
 
 
 def on_devices(sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
-    """Evaluates chunks on all local devices, two at a time on each."""
-    free: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    slots = (jax.local_devices() * _CHUNKS_A_DEVICE)[: len(numbers)]
-    for device in slots:
-        free.put(device)
+    """Evaluates chunks on all local devices in turn, two at a time on each."""
+    devices = jax.local_devices()
+    width, turns = _CHUNKS_A_DEVICE * len(devices), itertools.cycle(devices)
 
-    def work(number: int) -> ChunkResult:
-        device = free.get()
-        try:
-            with jax.default_device(device):
-                return attempt(sweep, number)
-        finally:
-            free.put(device)
+    def work(number: int, device: Any) -> ChunkResult:
+        with jax.default_device(device):
+            return attempt(sweep, number)
 
-    with ThreadPoolExecutor(max(len(slots), 1)) as pool:
-        begin = functools.partial(pool.submit, work)
-        for _, done in _in_work(numbers, len(slots), begin):
+    with ThreadPoolExecutor(width) as pool:
+        for _, done in _in_work(
+            numbers, width, lambda number: pool.submit(work, number, next(turns))
+        ):
             yield done.result()
 
 
@@ -516,7 +506,7 @@ def run_sweep(
     evaluated, warned, begun = 0, (), time.monotonic()
     if folder.table is None:
         numbers = range(number - 1, folder.num_chunks, parts)
-        todo = folder.missing(numbers)
+        todo = [number for number in numbers if folder.load(number) is None]
         if todo and engine is None:
             raise ValueError(
                 f"{len(todo)} of {folder.num_chunks} chunks are missing: "

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxdp_episodic import _validation
@@ -332,63 +332,13 @@ def _done(name: str, work: Work, o: Options) -> int:
 
 def parsed(arguments: Sequence[str]) -> tuple[str, Work, Options]:
     """Returns the command's name, its function, and options; may raise SystemExit."""
-    name, rest = "", list(arguments)
     try:
-        if rest == ["--version"]:
-            _finish(f"{PROGRAM} {sys.modules['jaxdp_episodic'].__version__}")
-        if rest[:1] == ["--print-completion"]:
-            shell = "".join(rest[1:2])
-            _check_word("shell", shell, ("bash", "zsh", "tcsh"))
-            _finish(_completion(shell))
-        while words := flags.below(name):
-            word = rest.pop(0) if rest else ""
-            if word in ("-h", "--help"):
-                _finish(flags.overview(name, words).format_help())
-            _check_word(f"action of {name}" if name else "command", word, words)
-            name = f"{name} {word}".lstrip()
-        options = flags.read(name, rest)
+        options = flags.read(arguments)
     except UsageError as error:
-        print_error(f"{error} (see {f'{PROGRAM} {name}'.rstrip()} --help)")
+        print_error(str(error))
         raise SystemExit(USER_ERROR) from None
+    name = options.pop("command")
     home = f"jaxdp_episodic.tools.cli.{SECTIONS[name].module}"
     work = getattr(importlib.import_module(home), f"do_{name.split()[-1]}")
     first = next(iter(options.values()))
     return name, work, Options(subject=first, **options)
-
-
-def _finish(text: str) -> None:
-    print(text.rstrip())
-    raise SystemExit(0)
-
-
-def _check_word(what: str, word: str, known: Iterable[str]) -> None:
-    """Refuses a word that is not one of the known ones."""
-    if not word:
-        raise UsageError(f"no {what} was given")
-    if word not in known:
-        hint = _validation.nearest(word, known)
-        raise UsageError(f"unknown {what} {word!r}{hint}")
-
-
-def _completion(shell: str) -> str:
-    """A script by which a shell completes the commands and their options."""
-    words = {n: " ".join([*flags.below(n), *flags.options_of(n)]) for n in SECTIONS}
-    commands = words.pop("")
-    if shell == "tcsh":
-        names = (w[2:] for w in " ".join(words.values()).split() if w[:2] == "--")
-        every = " ".join(sorted(set(names)))
-        return f"complete {PROGRAM} 'p/1/({commands})/' 'c/--/({every})/'"
-    cases = [f'"{name} "*) words="{words[name]}" ;;' for name in reversed(words)]
-    lines = [
-        "_jaxdp_episodic() {",
-        f'  local words="{commands}"',
-        '  [ "$COMP_CWORD" = 1 ] || case "${COMP_WORDS[*]:1:2} " in',
-        *(f"    {case}" for case in cases),
-        "  esac",
-        '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))',
-        "}",
-        f"complete -o default -F _jaxdp_episodic {PROGRAM}",
-    ]
-    return "\n".join(
-        ["autoload -U bashcompinit", "bashcompinit"] * (shell == "zsh") + lines
-    )

@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import functools
 import re
+import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -224,10 +225,15 @@ Test a claimed epsilon: measure a lower bound by simulation or with canaries.
   [--seed INT = 0]  Seed of the simulation, or of the choice of canaries.
 """
 _SECTION = re.compile(r"^#(?: ([a-z ]+) \((\w+)\))?\n([^#]+)", re.MULTILINE)
-_NUMBERS: dict[str, Any] = {"FLOAT": float, "NUMBER": float, "INT": int}
 _PATHS = ("FILE", "DIR", "PATH", "FOLDER", "SOURCE", "RELEASE", "RUN")
+_TYPES: dict[str, Any] = {"FLOAT": float, "NUMBER": float, "INT": int}
+_TYPES |= dict.fromkeys(_PATHS, Path)
 # What is a value and no option; argparse knows none with an exponent.
 _NEGATIVE = re.compile(r"-[\d.]+([eE][-+]?\d+)?$")
+# Argparse's message on a value: the argument, a type, the value, and the choices.
+_INVALID = re.compile(
+    r"argument (\S+): invalid (\w+)(?: value)?: (.*?)(?: \(choose from (.*)\))?"
+)
 _WIDTH = 88  # characters of a line of a help
 _LEFT = 24  # characters of its left column
 
@@ -241,29 +247,13 @@ class Section(NamedTuple):
 
     about: str
     module: str
-    rows: list[str]
+    rows: list[str]  # none if there are actions
 
 
 SECTIONS: dict[str, Section] = {}
 for _name, _module, _text in _SECTION.findall(_TABLE):
     _about, *_rows = re.split(r"\n  (?=\S)", _text.rstrip())
     SECTIONS[_name] = Section(_about, _module, _rows)
-
-
-def below(name: str) -> dict[str, str]:
-    """Returns the commands of the program, or the actions of a command, with texts."""
-    found = {}
-    for section, (about, *_) in SECTIONS.items():
-        above, _, last = section.rpartition(" ")
-        if last and above == name:
-            found[last] = about
-    return found
-
-
-def options_of(name: str) -> list[str]:
-    """Returns the names of the options of a command or an action."""
-    found = (re.match(r"\[?(--[\w-]+)", row) for row in SECTIONS[name].rows)
-    return [option[1] for option in found if option]
 
 
 class _Layout(argparse.RawDescriptionHelpFormatter):
@@ -274,57 +264,80 @@ class _Layout(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are exceptions."""
 
-    def __init__(self, command: str):
-        super().__init__(
-            f"{PROGRAM} {command}".rstrip(),
-            description=SECTIONS[command].about,
-            formatter_class=functools.partial(
-                _Layout, width=_WIDTH, max_help_position=_LEFT
-            ),
-            allow_abbrev=False,
-        )
+    def __init__(self, **how: Any) -> None:
+        layout = functools.partial(_Layout, width=_WIDTH, max_help_position=_LEFT)
+        super().__init__(formatter_class=layout, allow_abbrev=False, **how)
         self._negative_number_matcher = _NEGATIVE
 
     def error(self, message: str) -> NoReturn:
         """Raises `UsageError`."""
-        raise UsageError(re.sub(r"^argument (\S+): ", r"\1 ", message))
+        if (found := _INVALID.fullmatch(message)) is not None:
+            name, kind, word, choices = found.groups()
+            what, hint = "a whole number" if kind == "int" else "a number", ""
+            if choices:
+                known = re.findall(r"[\w-]+", choices)
+                what = f"one of {', '.join(known)}"
+                hint = _validation.nearest(word.strip("'"), known)
+            message = f"{name} must be {what}, got {word}{hint}"
+        message = re.sub(r"^argument (\S+): ", r"\1 ", message)
+        raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-def overview(command: str, names: dict[str, str]) -> Parser:
-    """Returns a parser whose help lists the commands, or the actions of one."""
-    what = "action" if command else "command"
-    parser = Parser(command)
-    parser.usage = f"{parser.prog} [-h] {what.upper()} ..."
-    rows = parser.add_argument_group(f"{what}s")
-    for name, text in names.items():
-        rows.add_argument(name, help=" ".join(text.partition("\n\n")[0].split()))
-    if not command:
-        shells = "bash, zsh or tcsh"
-        parser.add_argument("--version", action="store_true", help="print the version")
-        parser.add_argument(
-            "--print-completion",
-            metavar="SHELL",
-            help=f"print a script that completes commands and options in {shells}",
-        )
-    return parser
+class _Completion(argparse.Action):
+    """Prints the script of a shell, and ends."""
+
+    def __call__(self, parser: Any, found: Any, shell: Any, option: Any = None) -> None:
+        print(completion(shell))
+        parser.exit()
 
 
-def read(name: str, words: Sequence[str]) -> dict[str, Any]:
-    """Returns the value of each option and argument by its key."""
-    written, known = [], ["--help", *options_of(name)]
-    for word in words:
+def program() -> Parser:
+    """Returns the parser of all commands and their actions."""
+    first, below = Parser(prog=PROGRAM, description=SECTIONS[""].about), {}
+    version = f"{PROGRAM} {sys.modules['jaxdp_episodic'].__version__}"
+    how: dict[str, Any] = {"action": "version", "version": version}
+    first.add_argument("--version", help="print the version", **how)
+    shells = ("bash", "zsh", "tcsh")
+    how = {"action": _Completion, "choices": shells, "default": argparse.SUPPRESS}
+    how["help"] = "print a script that completes commands and options in this shell"
+    first.add_argument("--print-completion", metavar="|".join(shells), **how)
+    for name, (about, _, rows) in SECTIONS.items():
+        above, _, word = name.rpartition(" ")
+        line, parser = " ".join(about.partition("\n\n")[0].split()), first
+        if name:
+            parser = below[above].add_parser(word, help=line, description=about)
+        for row in rows:
+            _declare(parser, row)
+        parser.set_defaults(command=name)
+        if not rows:
+            what = "action" if name else "command"
+            how = {"title": f"{what}s", "metavar": what.upper(), "required": True}
+            below[name] = parser.add_subparsers(**how)
+    return first
+
+
+def read(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the name of the command, "command", and its options by their keys."""
+    name, written = "", []
+    for word in arguments:
         option, *value = word.split("=", 1)
         if word.startswith("--") and word != "--" and "--" not in written:
-            option = option.replace("_", "-")
-            if option not in known:
+            option, known = option.replace("_", "-"), ["--help", *options_of(name)]
+            if name and option not in known:
                 hint = _validation.nearest(option, known)
-                raise UsageError(f"unknown option {option!r}{hint}")
+                see = f"(see {PROGRAM} {name} --help)"
+                raise UsageError(f"unknown option {option!r}{hint} {see}")
+        elif (longer := f"{name} {word}".lstrip()) in SECTIONS:
+            name = longer
         written.append("=".join([option, *value]))
-    parser = Parser(name)
-    for row in SECTIONS[name].rows:
-        _declare(parser, row)
-    found = vars(parser.parse_args(written))
+    found = vars(program().parse_args(written))
     return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+
+
+def options_of(name: str) -> list[str]:
+    """Returns the names of the options of a command or an action."""
+    found = (re.match(r"\[?(--[\w-]+)", row) for row in SECTIONS[name].rows)
+    return [option[1] for option in found if option]
 
 
 def _declare(parser: Parser, row: str) -> None:
@@ -343,7 +356,9 @@ def _declare(parser: Parser, row: str) -> None:
     if not value:
         more["action"] = "store_true"
     else:
-        more |= {"metavar": value, "type": _reader(value, bool(mark))}
+        kind = str if "=" in value else _TYPES.get(value.partition(".")[0], str)
+        more |= {"metavar": value, "type": kind}
+        more["choices"] = value.split("|") if value.islower() else None
     if mark:
         more["action"] = "append"
     if mark == "...":  # also if it is repeated
@@ -353,23 +368,28 @@ def _declare(parser: Parser, row: str) -> None:
     parser.add_argument(name, **more)
 
 
-def _reader(value: str, has_several: bool) -> Callable[[str], Any]:
-    """Returns the function that reads a word as a value of this type."""
-    names = sorted(value.split("|")) if value.islower() else []
-    kind = _NUMBERS.get(value, str)
-    if value.partition(".")[0] in _PATHS and "=" not in value:
-        kind = Path
-
-    def read_word(word: str) -> Any:
-        try:
-            if not names or word in names:
-                return kind(word)
-        except ValueError:
-            pass
-        close, what = "", "whole number" if kind is int else "number"
-        what = f"{what}s" if has_several else f"a {what}"
-        if names:
-            what, close = f"one of {', '.join(names)}", _validation.nearest(word, names)
-        raise argparse.ArgumentTypeError(f"must be {what}, got {word!r}{close}")
-
-    return read_word
+def completion(shell: str) -> str:
+    """Returns a script by which a shell completes the commands and their options."""
+    words = {name: " ".join(options_of(name)) for name in SECTIONS}
+    for name in SECTIONS:
+        above, _, word = name.rpartition(" ")
+        words[above] = f"{words[above]} {word}".strip()
+    commands = words.pop("")
+    if shell == "tcsh":
+        names = (w[2:] for w in " ".join(words.values()).split() if w[:2] == "--")
+        every = " ".join(sorted(set(names)))
+        return f"complete {PROGRAM} 'p/1/({commands})/' 'c/--/({every})/'"
+    cases = [f'"{name} "*) words="{words[name]}" ;;' for name in reversed(words)]
+    lines = [
+        "_jaxdp_episodic() {",
+        f'  local words="{commands}"',
+        '  [ "$COMP_CWORD" = 1 ] || case "${COMP_WORDS[*]:1:2} " in',
+        *(f"    {case}" for case in cases),
+        "  esac",
+        '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))',
+        "}",
+        f"complete -o default -F _jaxdp_episodic {PROGRAM}",
+    ]
+    return "\n".join(
+        ["autoload -U bashcompinit", "bashcompinit"] * (shell == "zsh") + lines
+    )

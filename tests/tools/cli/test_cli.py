@@ -216,16 +216,16 @@ def test_errors_are_one_line(call, content, complaint):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "no command was given (see jaxdp-episodic --help)"),
-        ("epsilonn", "unknown command 'epsilonn'; did you mean 'epsilon'?"),
-        ("book", "no action of book was given (see jaxdp-episodic book --help)"),
-        ("data chek x", "unknown action of data 'chek'; did you mean 'check'?"),
+        ("", "are required: COMMAND (see jaxdp-episodic --help)"),
+        ("epsilonn", "got 'epsilonn'; did you mean 'epsilon'? (see"),
+        ("book", "are required: ACTION (see jaxdp-episodic book --help)"),
+        ("data chek x", "one of import, check, got 'chek'; did you mean 'check'?"),
         ("sweep x --outt y", "unknown option '--outt'; did you mean '--out'? (see"),
         ("epsilon x y", "unrecognized arguments: y (see"),
         ("epsilon x --delta abc", "--delta must be a number, got 'abc'"),
         ("epsilon x --num-steps", "--num-steps expected one argument"),
         ("epsilon configs/omniglot.toml --delta -1e-3", "delta must lie in (0, 1)"),
-        ("data import a b --shape x", "--shape must be whole numbers, got 'x'"),
+        ("data import a b --shape x", "--shape must be a whole number, got 'x'"),
         ("sweep x --out y --shard 4/3", "--shard must be I/N with 1 <= I <= N, got"),
         ("sweep x --out y --shard 1/3 --collect", "so leave out --shard"),
         ("curve configs/omniglot.toml --out x.gif", "--out must end in .png or .svg"),
@@ -246,7 +246,7 @@ def test_errors_are_one_line(call, content, complaint):
         ("plan configs/omniglot.toml --out x", "a plan must be given, got a request"),
         ("train configs/tune_glyphs.toml --out x", "got a search, for `tune`: it has"),
         ("audit configs/omniglot.toml --out . --draws 0", "--draws must be a whole"),
-        ("--print-completion fish", "unknown shell 'fish' (see"),
+        ("--print-completion fish", "must be one of bash, zsh, tcsh, got 'fish' (see"),
     ],
 )
 def test_usage_errors_name_what_is_wrong(line, said, capsys, monkeypatch):
@@ -272,8 +272,7 @@ def test_usage_errors_name_what_is_wrong(line, said, capsys, monkeypatch):
 )
 def test_values_of_options(line, key, value):
     """No value of a repeated option is lost, and a dash may begin one."""
-    name, *words = line.split()
-    found = flags.read(name, words)[key]
+    found = flags.read(line.split())[key]
     several = found if isinstance(found, tuple) else (found,)
     assert " ".join(map(str, several)) == value
 
@@ -308,26 +307,23 @@ def test_every_command_is_listed_and_has_help(capsys):
     assert "--ray-gpus" in out and "--floors" in out and "--no-json" not in out
     assert cli.run(["--help"]) == 0
     listed = capsys.readouterr().out
-    for name, about in flags.below("").items():
-        assert f"\n  {name} " in listed
-        assert cli.run([name, "--help"]) == 0
-        shown = capsys.readouterr().out
+    lists = {"": listed}
+    for name, (about, _, rows) in flags.SECTIONS.items():
+        above, _, word = name.rpartition(" ")
+        if not name:
+            continue
+        assert f"\n    {word} " in lists[above]
+        assert cli.run([*name.split(), "--help"]) == 0
+        shown = lists[name] = capsys.readouterr().out
         assert shown.startswith(f"usage: jaxdp-episodic {name} ")
-        for text in (listed, shown):
-            assert " ".join(about.split()) in " ".join(text.split())
+        first = about.partition("\n\n")[0]
+        for text, said in ((lists[above], first), (shown, about)):
+            assert " ".join(said.split()) in " ".join(text.split())
         words = " ".join(shown.split())
-        for row in flags.SECTIONS[name].rows:  # no line ends early
+        for row in rows:  # no line ends early
             option, about = " ".join(row.split(" ")).split("  ", 1)
             assert option.strip("[]").split(" ")[0] in words
             assert about and " ".join(about.split()) in words
-    for name in ("data", "book"):
-        assert cli.run([name, "-h"]) == 0
-        listed = capsys.readouterr().out
-        for action in flags.below(name):
-            assert f"\n  {action} " in listed
-            assert cli.run([name, action, "--help"]) == 0
-            usage = f"usage: jaxdp-episodic {name} {action} "
-            assert capsys.readouterr().out.startswith(usage)
 
 
 # --- Sweeps ---

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 61_025,
+    "jaxdp_episodic": 60_983,
     "jaxdp_episodic/accountant/describe": 3_752,
     "jaxdp_episodic/accountant/losses": 5_093,
     "jaxdp_episodic/accountant/methods": 5_818,
@@ -336,16 +336,16 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/run": 6_329,
     "jaxdp_episodic/trainer/audit": 1_813,
     "jaxdp_episodic/tools/requests": 716,
-    "jaxdp_episodic/tools/sweep": 1_072,
+    "jaxdp_episodic/tools/sweep": 1_060,
     "jaxdp_episodic/tools/plan": 1_986,
     "jaxdp_episodic/tools/plots": 1_147,
     "jaxdp_episodic/tools/book": 1_101,
     "jaxdp_episodic/tools/train": 1_256,
     "jaxdp_episodic/tools/explore": 465,
-    "jaxdp_episodic/tools/cli": 2_242,
+    "jaxdp_episodic/tools/cli": 2_212,
     "jaxdp_episodic/files": 1_380,
     "experiments": 7_103,
-    "tests": 48_094,
+    "tests": 48_090,
 }
 
 

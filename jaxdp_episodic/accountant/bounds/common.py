@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.numerics.roots import largest_within
 
-# Relative tolerance of the search for epsilon.
-_TOLERANCE = 1e-7
+# Halvings of the logarithm of epsilon, to 1e-7 relative.
+_HALVINGS = 28
 # Answers below this share of the largest epsilon are rounded up to it.
 _SMALLEST_SHARE = 1e-9
 
@@ -100,19 +99,10 @@ def smallest_epsilon(
         met = log_delta(least, index) <= log_target[index]
         result[index[met]] = least[met]
         index = index[~met]
-
-    # The search needs an increasing function: the excess, of 1/epsilon.
-    def excess(inverse: np.ndarray, active: np.ndarray) -> np.ndarray:
-        rows = index[active]
-        value = log_delta(1 / inverse, rows) - log_target[rows]
-        return np.maximum(value, -1e6)
-
-    if index.size:
-        # A secant far outside the bracket may overflow; the search then bisects.
-        low = 1 / largest[index]
-        with np.errstate(over="ignore"):
-            inverse = largest_within(
-                excess, low, low / _SMALLEST_SHARE, tolerance=_TOLERANCE
-            )
-        result[index] = np.minimum(1 / inverse, largest[index])
+    low, high = _SMALLEST_SHARE * largest[index], largest[index]
+    for _ in range(_HALVINGS if index.size else 0):
+        middle = low * np.sqrt(high / low)
+        met = log_delta(middle, index) <= log_target[index]
+        low, high = np.where(met, low, middle), np.where(met, middle, high)
+    result[index] = high
     return result

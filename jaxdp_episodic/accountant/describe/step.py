@@ -233,13 +233,7 @@ class GaussianStep(Spec):
     """
 
     nested_specs = {
-        "sampling": (
-            MultistageSampling,
-            *get_args(Scheme),
-            GroupedClasses,
-            IndependentEpisodes,
-            PeopleBlocks,
-        ),
+        "sampling": (*get_args(Sampling), *get_args(Scheme)),
         "population": (Population,),
         "people": (PersonBounds,),
         "bands": (Bands,),
@@ -275,14 +269,25 @@ class GaussianStep(Spec):
             self.population,
             self.neighboring_relation,
         )
-        small_units = _checked_small_units(self.small_units, self.neighboring_relation)
-        object.__setattr__(self, "small_units", small_units)
+        self._check_small_units()
         _ = self.in_group  # raises for bands without a theorem
         if self.is_traced:
             return  # checked once the numbers are known
         _ = self.path_rates  # raises for a level without a size
-        if small_units == "error":
+        if self.small_units == "error":
             _refuse_small_units(self)
+
+    def _check_small_units(self) -> None:
+        """Checks ``small_units``, or sets the relation's default."""
+        default = "error" if self.neighboring_relation == "replace_one" else "keep"
+        if self.small_units is None:
+            object.__setattr__(self, "small_units", default)
+        _validation.choice("small_units", self.small_units, SMALL_UNITS)
+        if self.neighboring_relation == "add_remove" and self.small_units == "error":
+            raise ValueError(
+                "small_units must be 'keep' under add_remove, got 'error': refusing a "
+                "unit because of its size would reveal who is in it"
+            )
 
     @functools.cached_property
     def design(self) -> Sampling:
@@ -588,19 +593,6 @@ def checked_privacy_unit(design: Sampling, privacy_unit: str | None) -> str:
             f"formed by the sampler and belong to nobody; covered: {levels[1:]}"
         )
     return unit
-
-
-def _checked_small_units(small_units: str | None, neighboring_relation: str) -> str:
-    """Returns ``small_units``: the given value, or the relation's default."""
-    if small_units is None:
-        return "error" if neighboring_relation == "replace_one" else "keep"
-    _validation.choice("small_units", small_units, SMALL_UNITS)
-    if neighboring_relation == "add_remove" and small_units == "error":
-        raise ValueError(
-            "small_units must be 'keep' under add_remove, got 'error': refusing a unit "
-            "because of its size would reveal who is in it"
-        )
-    return small_units
 
 
 def _refuse_small_units(step: GaussianStep) -> None:

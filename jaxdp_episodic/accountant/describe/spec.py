@@ -105,7 +105,7 @@ class Spec(ByValue):
     @functools.cached_property
     def is_traced(self) -> bool:
         """Whether JAX traces a number of this spec; see `traced_numbers`."""
-        return any(map(_validation.is_traced, self.within.values()))
+        return any(map(_validation.is_traced, self.all_numbers.values()))
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -116,10 +116,10 @@ class Spec(ByValue):
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numbers, including those of the specs in this one."""
-        return _validation.broadcast_shape(**self.within)
+        return _validation.broadcast_shape(**self.all_numbers)
 
     @functools.cached_property
-    def within(self) -> dict[str, Any]:
+    def all_numbers(self) -> dict[str, Any]:
         """All numbers of this spec, and of the specs in it, by field path."""
         found: dict[str, Any] = {}
         mapped(self, found.setdefault)
@@ -185,7 +185,7 @@ def mapped(
 
 def traced_numbers(spec: Spec) -> dict[str, Any]:
     """Returns the numbers of a spec that JAX traces, by field path."""
-    every = spec.within.items()
+    every = spec.all_numbers.items()
     return {where: value for where, value in every if _validation.is_traced(value)}
 
 

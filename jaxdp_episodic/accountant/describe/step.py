@@ -366,7 +366,7 @@ class GaussianStep(Spec):
 def rate_places(step: GaussianStep) -> dict[str, str]:
     """Returns the field path of each scheme's rate, by the level's name."""
     fields = {scheme.rate_field for scheme in step.design.schemes}
-    places = (where for where in step.within if where.rpartition(".")[2] in fields)
+    places = (where for where in step.all_numbers if where.rpartition(".")[2] in fields)
     names = (scheme.name for scheme in step.design.schemes)
     return dict(zip(names, places, strict=True))
 

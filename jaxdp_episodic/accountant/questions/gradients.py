@@ -292,7 +292,7 @@ class Question(NamedTuple):
 
     def scale(self, place: str, shape: tuple[int, ...]) -> Scale:
         """Returns the scale of the number at a place."""
-        value = {**self.step.within, **self.known}[place]
+        value = {**self.step.all_numbers, **self.known}[place]
         return scale_of(place, np.broadcast_to(value, shape))
 
     def _slope_of_bounds(

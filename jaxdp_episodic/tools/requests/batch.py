@@ -120,7 +120,7 @@ def _together(parts: Sequence[requests.Request]) -> requests.Request:
     """Requests that differ in numbers alone as one, with arrays of numbers."""
 
     def column(where: str, _: Any) -> np.ndarray:
-        return np.array([one.within[where] for one in parts])
+        return np.array([one.all_numbers[where] for one in parts])
 
     return mapped(parts[0], column) if len(parts) > 1 else parts[0]
 

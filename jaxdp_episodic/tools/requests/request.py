@@ -181,7 +181,7 @@ class CalibrationRequest(Spec):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the answer: the broadcast shape of the numbers that it uses."""
-        used = dict(self.within)
+        used = dict(self.all_numbers)
         if self.calibrate == NOISE:  # it replaces that of the step
             used.pop(f"step.{NOISE}", None)
         return _validation.broadcast_shape(**used)

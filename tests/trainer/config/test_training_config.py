@@ -22,7 +22,6 @@ CONFIGS = sorted(
     if "[learner]" in path.read_text(encoding="utf-8")
 )
 
-
 PEOPLE = """
 [people]
 classes = 3
@@ -51,6 +50,7 @@ def changed(path, old, new):
 def test_shipped_configs_are_valid_and_name_their_command(path):
     config = read_config(path)
     assert TrainingConfig.from_dict(config.to_dict()) == config
+    assert config.start is None or config.start.shape == config.step.shape == ()
     assert f"jaxdp-episodic train configs/{path.name} --out" in path.read_text()
 
 

@@ -33,7 +33,7 @@ from jaxdp_episodic.accountant.questions.bands import choose_bands
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.files.table_file import writing
 from jaxdp_episodic.tools.plan import question
-from jaxdp_episodic.trainer.draw.complete import Needs
+from jaxdp_episodic.trainer.draw.complete import Needs, complete_units
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 from jaxdp_episodic.trainer.run import checks
 
@@ -143,7 +143,7 @@ class Design:
                 privacy_unit=step.privacy_unit,
                 slots_of=checks.level_of_slots(step),
             )
-            found.append(sampler.complete_units(self._needs))
+            found.append(complete_units(sampler, self._needs))
         means = np.array([(units.complete, units.most) for units in found])[place].T
         drawn = episodes if self.clip_unit == STEP else found[0].drawn
         return means * episodes / drawn

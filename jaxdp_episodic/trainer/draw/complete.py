@@ -52,7 +52,7 @@ class Needs(NamedTuple):
         return cls(shots + 1, 1 if is_regression else 2) if has_episodes else cls()
 
 
-def simulated(sampler: Any, needs: Needs) -> CompleteUnits:
+def complete_units(sampler: Any, needs: Needs) -> CompleteUnits:
     """Returns means of a sampler's draws, by simulation."""
     # The shape of a unit limits the work.
     slots = max(math.prod(sampler.slot_shape), 1)

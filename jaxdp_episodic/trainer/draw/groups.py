@@ -26,7 +26,7 @@ from jaxdp_episodic.accountant.describe.designs import (
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.trainer.data.owners import Owners
-from jaxdp_episodic.trainer.draw.complete import SEED, CompleteUnits, Needs, simulated
+from jaxdp_episodic.trainer.draw.complete import SEED, Needs
 from jaxdp_episodic.trainer.draw.rows import Epoch
 from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 from jaxdp_episodic.trainer.draw.tree_draw import NO_UNIT, random_places
@@ -169,10 +169,6 @@ class GroupSampler:
                 by_epoch = self.steps_per_epoch is not None
                 members = other.begin_epoch(generator) if by_epoch else [None]
             yield other.draw(generator, members.pop(0), turn)
-
-    def complete_units(self, needs: Needs) -> CompleteUnits:
-        """Returns means over the groups, see `EpisodeSampler.complete_units`."""
-        return simulated(self, needs)
 
     def complete_in(self, draw: Draw, needs: Needs) -> int:
         """Returns how many clip units of a draw are complete."""

@@ -30,8 +30,9 @@ from jaxdp_episodic.accountant.describe.designs import (
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import checked_clip_unit
 from jaxdp_episodic.trainer.data.owners import Owners
-from jaxdp_episodic.trainer.draw import complete, rows, tree_draw
+from jaxdp_episodic.trainer.draw import rows, tree_draw
 from jaxdp_episodic.trainer.draw.blocks import BlockExamples, random_blocks
+from jaxdp_episodic.trainer.draw.complete import Needs, complete_in_draw
 from jaxdp_episodic.trainer.draw.tree_draw import Level, make_levels
 
 
@@ -176,10 +177,6 @@ class EpisodeSampler:
         # Steps of an epoch; None if every step draws independently.
         self.steps_per_epoch = self._rows.steps_per_epoch
 
-    def complete_units(self, needs: complete.Needs) -> complete.CompleteUnits:
-        """Returns the mean number of clip units, and an *estimate* of complete ones."""
-        return complete.simulated(self, needs)
-
     def draws(self, generator: np.random.Generator) -> Iterator[Draw]:
         """Yields draws without end, going through one epoch after another if any."""
         while True:
@@ -189,13 +186,13 @@ class EpisodeSampler:
                 for members in self.begin_epoch(generator):
                     yield self.draw(generator, members)
 
-    def complete_in(self, draw: Draw, needs: complete.Needs) -> int:
+    def complete_in(self, draw: Draw, needs: Needs) -> int:
         """Returns the number of complete clip units in a draw of this sampler."""
         fewest = self.slot_shape[-2] if len(self.slot_shape) > 1 else 1
         # An episode needs two classes to tell apart; Poisson sampling may draw one.
         if len(self._below) > 1 and isinstance(self._below[-2].scheme, Poisson):
             fewest = 2
-        return complete.complete_in_draw(draw.mask, draw.holds_null, needs, fewest)
+        return complete_in_draw(draw.mask, draw.holds_null, needs, fewest)
 
     def begin_epoch(self, generator: np.random.Generator) -> rows.Epoch:
         """Returns the units of each step of a newly drawn epoch."""

@@ -36,7 +36,7 @@ from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
 from jaxdp_episodic.trainer.data.splits import shared_rows
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.draw.complete import CompleteUnits, Needs
+from jaxdp_episodic.trainer.draw.complete import CompleteUnits, Needs, complete_units
 from jaxdp_episodic.trainer.draw.groups import GroupSampler
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 from jaxdp_episodic.trainer.gradient.clipping import count_deviation
@@ -422,7 +422,7 @@ def checked_contributions(
     """Returns how many contributions are complete; warns of few, refuses too few."""
     if not budget.takes_steps:
         return None
-    units, step = sampler.complete_units(needs), budget.step
+    units, step = complete_units(sampler, needs), budget.step
     number = budget.num_steps - len(budget.before)
     is_refused = not units.is_seen or units.most * number < LEAST_IN_RUN
     if units.share >= LEAST_SHARE and not is_refused:
@@ -485,7 +485,7 @@ def ways_out(
             privacy_unit=step.privacy_unit,
             slots_of=slots,
         )
-        return sampler.complete_units(needs).share
+        return complete_units(sampler, needs).share
 
     is_grouped = isinstance(design, GroupedClasses)
     # Draws existing units instead of slots; add_remove may refuse bands.

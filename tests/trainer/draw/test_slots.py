@@ -13,7 +13,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw import EpisodeSampler, step_generator
-from jaxdp_episodic.trainer.draw.complete import Needs, complete_in_draw
+from jaxdp_episodic.trainer.draw.complete import Needs, complete_in_draw, complete_units
 from jaxdp_episodic.trainer.learners.episode import make_blocks
 
 FILLED = [2, 5, 0, 4]  # filled slots of 5, in 4 tasks
@@ -170,8 +170,8 @@ SHARES = {
 }
 
 
-def complete_units(sampling, sizes, clip_unit, slots_of, needs, **others):
-    return EpisodeSampler(
+def units_of(sampling, sizes, clip_unit, slots_of, needs, **others):
+    sampler = EpisodeSampler(
         sampling,
         population(sizes, ("class",)),
         clip_unit=clip_unit,
@@ -179,7 +179,8 @@ def complete_units(sampling, sizes, clip_unit, slots_of, needs, **others):
         privacy_unit="class" if slots_of == "class" else None,
         slots_of=slots_of,
         **others,
-    ).complete_units(needs)
+    )
+    return complete_units(sampler, needs)
 
 
 @pytest.mark.few(4)
@@ -187,7 +188,7 @@ def complete_units(sampling, sizes, clip_unit, slots_of, needs, **others):
 def test_shares_of_complete_contributions_equal_closed_forms(name):
     """Within 6 standard deviations of the simulated clip units."""
     *asked, share = SHARES[name]
-    found = complete_units(*asked)
+    found = units_of(*asked)
     number = 200 if share > 0.45 else 4_000
     slack = 6 * math.sqrt(share * (1 - share) / number)
     assert abs(found.share - share) <= slack
@@ -223,7 +224,7 @@ def test_complete_blocks_of_one_person(among_slots):
             examples(2, 3 if among_slots else None),
         ),
     )
-    found = complete_units(
+    found = units_of(
         *(design, [10] * 4, "episode", "example" if among_slots else None, EPISODES),
         owners=Owners.from_ids(np.tile(np.arange(5), 8), name="owners"),
         among_slots=among_slots,

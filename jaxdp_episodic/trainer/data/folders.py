@@ -385,7 +385,7 @@ def _refuse(problems: Sequence[str]) -> None:
 
 
 File = Path | IO[bytes]
-"""An image; its text says in messages where it is."""
+"""An image; messages have the path, or the ``name`` of a file in memory."""
 
 
 def decoded_parts(
@@ -404,8 +404,9 @@ def decoded_parts(
             return str(error)
         if shape is None or image.shape == shape:
             return image
+        place = file if isinstance(file, Path) else file.name
         return (
-            f"images must have the same shape, or be resized (give a size); {file} "
+            f"images must have the same shape, or be resized (give a size); {place} "
             f"has {image.shape[:2]}, the first has {shape[:2]}"
         )
 
@@ -448,7 +449,8 @@ def _decoded(file: File, size: int | None, grey: bool) -> np.ndarray:
         if size is not None and converted.size != (size, size):
             converted = converted.resize((size, size), pillow.Resampling.BILINEAR)
     except Exception as error:  # Pillow raises almost any type for broken files
-        raise ValueError(f"{file} must be a readable image: {error}") from error
+        place = file if isinstance(file, Path) else file.name
+        raise ValueError(f"{place} must be a readable image: {error}") from error
     pixels = np.asarray(converted)
     return pixels[..., None] if grey else pixels
 

@@ -371,13 +371,15 @@ def _read_images(
             parts = parquet_file.parquet_cells(path, name, rows=_BATCH_IMAGES)
             yield from (np.array(part, object) for part in parts)
 
-        def files(wanted: np.ndarray) -> Iterator[_Cell]:
+        def files(wanted: np.ndarray) -> Iterator[io.BytesIO]:
             contents = itertools.chain.from_iterable(only(cells, wanted))
             for record, content in zip(wanted.tolist(), contents, strict=False):
                 place = f"{name} in record {record + 1} of {path}"
                 if not isinstance(content, bytes):
                     raise ValueError(f"{place} must be an image, got none")
-                yield _Cell(content, place)
+                file = io.BytesIO(content)
+                file.name = place  # in messages
+                yield file
 
         return lambda wanted: decoded_parts(files(wanted), size, grey)
     if not isinstance(first, list):
@@ -397,17 +399,6 @@ def _read_images(
             yield kept_numbers(f"{name} in {path}", values, before)
 
     return functools.partial(only, images)
-
-
-class _Cell(io.BytesIO):
-    """An image file in a cell; its text says where it is."""
-
-    def __init__(self, content: bytes, place: str) -> None:
-        super().__init__(content)
-        self._place = place
-
-    def __str__(self) -> str:
-        return self._place
 
 
 def _is_csv(path: Path) -> bool:

@@ -31,7 +31,6 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import checked_clip_unit
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.draw import rows, tree_draw
-from jaxdp_episodic.trainer.draw.blocks import BlockExamples, random_blocks
 from jaxdp_episodic.trainer.draw.complete import Needs, complete_in_draw
 from jaxdp_episodic.trainer.draw.tree_draw import Level, make_levels
 
@@ -68,7 +67,7 @@ def rows_and_levels(
     episodes: Any = sampling.episodes
     if isinstance(sampling, PeopleBlocks):
         width, below = int(np.asarray(sampling.people_per_block)), ()
-        partition = functools.partial(random_blocks, sampling, num_people)
+        partition = functools.partial(rows.random_blocks, sampling, num_people)
     else:
         tree_draw.check_levels(sampling.level_names[1:], population)
         classes, slots = population.num_units(1), int(np.asarray(sampling.num_classes))
@@ -151,7 +150,7 @@ class EpisodeSampler:
             _validation.choice("slots_of", slots_of, sampling.level_names)
         self._blocks = None
         if isinstance(sampling, PeopleBlocks):
-            self._blocks = BlockExamples(
+            self._blocks = rows.BlockExamples(
                 sampling, population, owners, among_slots, slots_of is not None
             )
         num_people = 0 if owners is None else len(owners.names)

@@ -11,15 +11,11 @@ import pytest
 from PIL import Image
 
 from jaxdp_episodic.accountant.describe.population import PersonBounds
+from jaxdp_episodic.data import load_class_folders, load_mini_imagenet, load_omniglot
 from jaxdp_episodic.files.column_folder import write_manifest
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.trainer.data.built_in import load_glyphs
-from jaxdp_episodic.trainer.data.folders import (
-    load_class_folders,
-    load_mini_imagenet,
-    load_omniglot,
-)
 from jaxdp_episodic.trainer.data.owners import Owners, owner_of_name
 from jaxdp_episodic.trainer.data.people import Truncation, fitting_bounds, truncated
 from jaxdp_episodic.trainer.data.sources import ClassFolders

@@ -27,7 +27,6 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     parts_of,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.gradients import (
     DELTA,
@@ -204,7 +203,7 @@ def _canonical(place: str, value: Any) -> Any:
     """Converts a traced number, exactly, to a type that callbacks can pass."""
     import jax
 
-    value = jax.numpy.array(_gathered(value))  # for one callback; JAX's under vmap too
+    value = jax.numpy.array(value)  # JAX's under vmap, too
     is_a = functools.partial(jax.numpy.issubdtype, value.dtype)
     if not (is_a(np.floating) or is_a(np.integer)):
         raise TypeError(
@@ -217,17 +216,6 @@ def _canonical(place: str, value: Any) -> Any:
     # NumPy has no integers of fewer than 8 bits.
     is_narrow = value.dtype.kind not in "iu"
     return jax.lax.convert_element_type(value, np.int32) if is_narrow else value
-
-
-def _gathered(leaf: Array) -> Array:
-    """Replicates a number on an explicit mesh: blocks are divided differently."""
-    import jax
-
-    sharding = jax.typeof(leaf).sharding
-    if not any(sharding.spec):
-        return leaf
-    whole = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-    return jax.sharding.reshard(leaf, whole)
 
 
 def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> Any:

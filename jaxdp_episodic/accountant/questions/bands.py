@@ -70,19 +70,13 @@ class BandChoices:
         return self.steps[self.chosen]
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [
-            ("bands", "groups", "noise_multiplier", "relative_noise", "jitter")
-        ]
+        names = ("noise_multiplier", "relative_noise", "jitter")
+        width = max(map(len, ("groups", *self.levels)))
+        lines = ["  ".join(("bands", "groups".rjust(width), *names))]
         for i, level in enumerate(self.levels):
-            numbers = self.noise_multiplier, self.relative_noise, self.jitter
-            mark = "*" * (i == self.chosen)
-            shown = [f"{values[i]:.4g}" for values in numbers]
-            rows.append((f"{mark}{self.bands[i]}", level or "-", *shown))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.rjust(n) for cell, n in zip(row, widths, strict=True))
-            for row in rows
-        ]
+            bands = f"{'*' * (i == self.chosen)}{self.bands[i]}".rjust(5)
+            numbers = (f"{getattr(self, n)[i]:.4g}".rjust(len(n)) for n in names)
+            lines.append("  ".join((bands, (level or "-").rjust(width), *numbers)))
         told = f"* least noise over {self.horizon:g} steps, relative to independent"
         return "\n".join([*lines, told])
 

@@ -210,12 +210,7 @@ def gdp_mu(
     Kaissis, Calmon, Hayes, Balle, Honkela (2025), arXiv:2503.10945, for summarizing a
     curve by one mu.
     """
-    floor = _validation.open_unit_array("smallest_delta", smallest_delta)
-    if floor.ndim or floor < 1e-100:
-        raise ValueError(
-            "smallest_delta must be one number in [1e-100, 1), "
-            f"got {_validation.shown(smallest_delta)}"
-        )
+    floor = _validation.one("smallest_delta", smallest_delta, _checked_floor)
     check_step(step)
     check_method(method)
     runs, shape = checked_runs(step, num_steps)
@@ -223,10 +218,10 @@ def gdp_mu(
     known = np.broadcast_to(known, shape)
     if np.all(np.isfinite(known)):
         return np.array(known)[()]
-    depth = min(float(floor), _SMALLEST_DELTA)
+    depth = min(floor, _SMALLEST_DELTA)
     epsilons, deltas, shape = upper_curve(step, num_steps, method, depth)
     columns = zip(epsilons.T, deltas.T, strict=True)
-    mu = np.array([_mu(e, d, float(floor)) for e, d in columns])
+    mu = np.array([_mu(e, d, floor) for e, d in columns])
     return np.minimum(mu.reshape(shape), known)[()]
 
 

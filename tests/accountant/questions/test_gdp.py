@@ -146,9 +146,9 @@ STEP = sampled([0.1, 0.2], 1.0)
 RATE = {"false_positive_rate": 0.1}
 # A question, its invalid arguments, and the message.
 REFUSED = [
-    (gdp.gdp_mu, {"smallest_delta": 0.0}, r"must lie in \(0, 1\), got 0.0"),
-    (gdp.gdp_mu, {"smallest_delta": 1.0}, r"must lie in \(0, 1\), got 1.0"),
-    (gdp.gdp_mu, {"smallest_delta": [1e-9]}, "must be one number .*got .1e-09"),
+    (gdp.gdp_mu, {"smallest_delta": 0.0}, r"in \[1e-100, 1\), got 0.0"),
+    (gdp.gdp_mu, {"smallest_delta": 1.0}, r"in \[1e-100, 1\), got 1.0"),
+    (gdp.gdp_mu, {"smallest_delta": [1e-9]}, "one number, got an array"),
     (gdp.gdp_mu, {"smallest_delta": 1e-101}, r"in \[1e-100, 1\), got 1e-101"),
     *(
         (view, {"false_positive_rate": bad}, f"false_positive_rate {message}")

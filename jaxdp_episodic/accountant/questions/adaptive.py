@@ -11,12 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant._engine import (
-    chosen_device,
-    engine_name,
-    in_threads,
-    num_cores,
-)
 from jaxdp_episodic.accountant.describe.runs import Menu, RuleBook, check_kind
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Interval
@@ -27,8 +21,7 @@ from jaxdp_episodic.accountant.questions.strategies import (
     default_prices,
     ends,
     largest_budget,
-    largest_loss,
-    lost_at_once,
+    largest_losses,
     odometer_ends,
     odometer_with_margin,
     part_of,
@@ -223,7 +216,7 @@ class AdaptiveRun(Menu):
     def _answer(
         self, kind: str, target: Any, *, upper: bool = False, width: float | None = None
     ) -> Any:
-        """Both ends of epsilon or delta, or the upper one; settings run in threads."""
+        """Both ends of epsilon or delta, or the upper one."""
         name, same = "delta" if kind == "epsilon" else "epsilon", self.composition()
         if same is not None:
             arguments = {name: target}
@@ -245,17 +238,10 @@ class AdaptiveRun(Menu):
             found = self._ends(kind, at, width)
             return found.upper if upper else (self._reached(found.lower), found.upper)
 
-        pairs = list(zip(*both, strict=True))
-        if not self.shape:
-            each = list(map(of_one, pairs))
-        else:
-            workers = max(min(num_cores(), len(pairs)), 1)
-            device = chosen_device() if engine_name() == "jax" else None
-            each = in_threads(of_one, pairs, workers, device=device)
-        found = np.array(each, np.float64)
+        found = np.array(list(map(of_one, zip(*both, strict=True))), np.float64)
         if upper:
             return found.reshape(shape)[()]
-        low, high = found.reshape(len(pairs), 2).T
+        low, high = found.reshape(-1, 2).T
         return low.reshape(shape)[()], high.reshape(shape)[()]
 
     def cost_of_adaptivity(self, *, delta: float) -> AdaptivityCost:
@@ -300,9 +286,7 @@ class AdaptiveRun(Menu):
         Raises:
           ValueError: the run has no odometer.
         """
-        if self.odometer is None:
-            raise ValueError("odometer must be given when the run is created, got None")
-        return self.odometer[self.spent]
+        return self._stated()[self.spent]
 
     def odometer_interval(self) -> tuple[float, float]:
         """Returns certified ends of the delta with which the odometer holds.
@@ -313,14 +297,15 @@ class AdaptiveRun(Menu):
         Raises:
           ValueError: the run has no odometer.
         """
-        if (odometer := self.odometer) is None:
-            raise ValueError("odometer must be given when the run is created, got None")
-
-        def solved() -> Interval:
-            return as_deltas(odometer_ends(self, odometer))
-
-        found = self._kept("odometer", solved)
+        odometer = self._stated()
+        found = self._kept("odometer", lambda: as_deltas(odometer_ends(self, odometer)))
         return float(self._reached(found.lower)), found.upper
+
+    def _stated(self) -> tuple[float, ...]:
+        """Returns the odometer; refuses a run without one."""
+        if self.odometer is None:
+            raise ValueError("odometer must be given when the run is created, got None")
+        return self.odometer
 
     def taken_composed(self) -> ComposedSteps | None:
         """Returns the charged options as a composed run: information, no guarantee.
@@ -381,9 +366,9 @@ class AdaptiveRun(Menu):
         part = self._kept("part", lambda: part_of(self))
         if kind == "epsilon" and target >= 1:
             return Interval(0.0, 0.0)
+        most, lost = self._kept("most lost", lambda: largest_losses(part))
         if kind == "delta" and math.isinf(target):
-            return Interval(0.0, lost_at_once(part))
-        most = self._kept("most lost", lambda: largest_loss(part))
+            return Interval(0.0, lost)
         if kind == "epsilon" and target == 0:
             return Interval(0.0, most)
         if kind == "delta" and target >= most:

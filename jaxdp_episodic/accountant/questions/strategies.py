@@ -335,26 +335,16 @@ def as_deltas(found: Interval) -> Interval:
     )
 
 
-def largest_loss(game: Game) -> float:
-    """Returns an *upper bound* on the largest loss of any strategy, or inf."""
-    most = 0.0
-    for steps in _runs_by_theorem(game):
-        costs = np.array([float(run.facts.most_lost.max()) for run in steps])
-        lost = any(np.any(run.facts.log_kept < 0) for run in steps)
-        total = math.inf if lost else float(game.graph.most(costs))
-        most = max(most, total)
-    return most
-
-
-def lost_at_once(game: Game) -> float:
-    """Returns an *upper bound* on the probability that everything is revealed."""
-    most = 0.0
-    for steps in _runs_by_theorem(game):
-        costs = np.array([-float(run.facts.log_kept.min()) for run in steps])
-        with np.errstate(invalid="ignore"):
-            lost = -math.expm1(-float(game.graph.most(costs)))
-        most = max(most, lost)
-    return min(most * (1 + 1e-12), 1.0)
+def largest_losses(game: Game) -> tuple[float, float]:
+    """Returns *upper bounds* of the largest loss and of P(inf), for any strategy."""
+    largest, lost = 0.0, 0.0
+    for runs in _runs_by_theorem(game):
+        facts = [run.facts for run in runs]
+        costs = [(one.most_lost.max(), -one.log_kept.min()) for one in facts]
+        loss, nats = game.graph.most(np.array(costs, np.float64)).tolist()
+        largest = max(largest, math.inf if nats > 0 else loss)
+        lost = max(lost, -math.expm1(-nats))
+    return largest, min(lost * (1 + 1e-12), 1.0)
 
 
 def odometer_ends(menu: Menu, odometer: Sequence[float]) -> Interval:

@@ -25,8 +25,6 @@ from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 # Largest number of releases: the device numbers them with 32-bit integers.
 _MOST_RELEASES = 2**31 - 1
 _KEYS = {"delta", "runs", "first", "checks"}
-
-
 # Largest number of options named in a message.
 _MOST_NAMED = 4
 
@@ -272,10 +270,8 @@ class AdaptiveBudget:
         """
         values = [0.0]
         for run in self.runs:
-            counts = {name: int(k) for name, k in run.taken.items() if k}
-            if counts:
-                run_taken = self.composed(counts)
-                values.append(float(epsilon_of(run_taken, delta=self.delta)))
+            if (taken := run.taken_composed()) is not None:
+                values.append(float(epsilon_of(taken, delta=self.delta)))
         return max(values)
 
     def as_fixed(self) -> ComposedSteps | None:

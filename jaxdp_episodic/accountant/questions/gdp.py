@@ -470,10 +470,14 @@ class GdpPrice:
     floor: float
 
     def __post_init__(self) -> None:
+        _check_number(self, "floor", below=1)
         _check_number(self, "mu")
         if not math.isfinite(self.mu):
-            raise ValueError(f"mu must be finite, got {self.mu}: the run has no noise")
-        _check_number(self, "floor", below=1)
+            raise ValueError(
+                f"mu must be finite, got {self.mu}: the run has no mu at "
+                f"floor={self.floor:g}, as it has too little noise, or its delta stays "
+                "above the floor; try a larger floor"
+            )
 
 
 @dataclass(frozen=True)
@@ -559,7 +563,7 @@ def gdp_price(
                 return max(every, default=math.inf)
 
             # Certified for every strategy.
-            return _price(float(least_of_theorems(part_of(step), mu_of_path)), lost)
+            return GdpPrice(float(least_of_theorems(part_of(step), mu_of_path)), lost)
         step = same
     runs, shape = checked_runs(step, num_steps)
     if shape:
@@ -580,7 +584,7 @@ def price_of_curve(epsilons: np.ndarray, deltas: np.ndarray, *, floor: Any) -> G
             "epsilons must start at 0 and not decrease, and deltas must lie in [0, 1] "
             "and not increase"
         )
-    return _price(_mu_of(lost, epsilons, deltas), lost)
+    return GdpPrice(_mu_of(lost, epsilons, deltas), lost)
 
 
 def _mu_of(floor: float, epsilons: np.ndarray, deltas: np.ndarray) -> float:
@@ -595,15 +599,6 @@ def _mu_of(floor: float, epsilons: np.ndarray, deltas: np.ndarray) -> float:
     used = slice(int(np.argmax(above == 0)) + 1)
     g, d = lower_hull(np.exp(epsilons[used]), np.minimum(above[used], 1.0))
     return mu_of_chords(g, d) * (1 + _OF_PRICES)
-
-
-def _price(mu: float, floor: float) -> GdpPrice:
-    if not math.isfinite(mu):
-        raise ValueError(
-            f"the run has no mu at floor={floor:g}: it has too little noise, or its "
-            "delta stays above the floor; try a larger floor"
-        )
-    return GdpPrice(mu, floor)
 
 
 def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:

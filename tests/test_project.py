@@ -318,12 +318,12 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 60_894,
+    "jaxdp_episodic": 60_885,
     "jaxdp_episodic/accountant/describe": 3_744,
     "jaxdp_episodic/accountant/losses": 5_093,
     "jaxdp_episodic/accountant/methods": 5_818,
     "jaxdp_episodic/accountant/numerics": 3_143,
-    "jaxdp_episodic/accountant/questions": 5_775,
+    "jaxdp_episodic/accountant/questions": 5_766,
     "jaxdp_episodic/accountant/bounds": 1_747,
     "jaxdp_episodic/accountant/interop": 1_634,
     "jaxdp_episodic/accountant/report": 2_025,

@@ -7,11 +7,10 @@ contributions is J ~ Binomial(n, q), and ``B^±`` is the mixture of N(± J s).
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -71,17 +70,10 @@ _NUM_PROBES = 48
 # it may be larger between two probed points than at both.
 _NEGLIGIBLE = 42.0
 _BETWEEN = 40.0
-# Nats below the largest weight at which a search for the best order leaves components
-# out (any order gives a bound). With fewer nodes per panel than this it is a search.
-_NEGLIGIBLE_IN_SEARCH = 18.0
-_NODES_OF_ANSWER = 12
-# Share of an answer's nodes that the first search has. With more nodes per panel than
-# this a search is the second one, with half of them.
-_LEAST_SHARE = 0.3
-_NODES_NEAR_ANSWER = 10
 # Settings whose numbers of panels are within this ratio get the same number.
 _ALIKE = 1.5
 _MOST_PANELS = 4096  # largest number of panels
+_USUAL_PANELS = 32  # panels of a rule that gets the densities above, of 16 nodes
 # Largest density of panels over that for a single Gaussian.
 _SHARPEST = 6.0
 
@@ -90,9 +82,6 @@ def _log_excess(
     t: Array, parts: Components, cover: Array, rule: MomentRule, *, replaced: bool
 ) -> tuple[Array, ...]:
     """Computes `Moments.log_excess` of (C, n) components whose weights add up to e."""
-    is_search = rule.quadrature.nodes_per_panel < _NODES_OF_ANSWER
-    if is_search:
-        parts = parts.above(np.max(parts.log_weight, axis=0) - _NEGLIGIBLE_IN_SEARCH)
     ratios = Ratios.of(parts, cover, replaced=replaced)
     if replaced:
         rule = rule._replace(direction="symmetric")
@@ -121,9 +110,7 @@ def _integrals(
     length = np.sum(high - low, axis=0)
     # As many panels per peak as the rule has.
     wanted = np.max(density, axis=0) * length + np.sum(high > low, axis=0)
-    share = panels * per_panel / 512
-    least = _LEAST_SHARE if per_panel < _NODES_NEAR_ANSWER else 0.5
-    wanted = np.clip(wanted * 16 / per_panel * max(share, least), 4, _MOST_PANELS)
+    wanted = np.clip(wanted * panels / _USUAL_PANELS, 4, _MOST_PANELS)
     wanted = np.where(np.isnan(wanted), 4, wanted)  # without noise there is no moment
     # Settings with similar numbers of panels are integrated together.
     size = np.ceil(np.log(wanted) / np.log(_ALIKE))
@@ -359,8 +346,6 @@ def _shortened(nodes: LossNodes) -> LossNodes:
     return nodes._replace(loss=taken(nodes.loss), weight=taken(nodes.weight))
 
 
-# Components are left out up to this share of delta, which is then added to delta.
-_TRUNCATED_SHARE = 1e-9
 # Error of losses from rounding a root, over 1 + u: the largest of 400 that were
 # compared with 50 digits. For large losses the methods add more.
 _ROOT_ROUNDING = 4e-16
@@ -460,25 +445,6 @@ class PeopleLoss(GaussianLoss, Nodes):
         """See `Moments`; exact up to quadrature error."""
         t, e, parts = self._components(t, np.broadcast_shapes(np.shape(t), self.shape))
         return _log_excess(t, parts, e, rule, replaced=self.is_symmetric)
-
-    def truncated(
-        self, log_goal: np.ndarray, count: np.ndarray
-    ) -> tuple[Self, np.ndarray, np.ndarray]:
-        """See `Nodes`: leaves out components that add 1e-9 of the goal at most."""
-        shape = np.broadcast_shapes(self.shape, np.shape(log_goal), np.shape(count))
-        weights = self.stacked(self.log_weights, shape)
-        with np.errstate(divide="ignore"):
-            log_count = np.log(count)
-        least = log_goal + np.log(_TRUNCATED_SHARE) - log_count
-        order = np.argsort(weights, axis=0)
-        lost = np.logaddexp.accumulate(np.take_along_axis(weights, order, axis=0))
-        gone = lost <= least
-        log_added = log_count + np.max(np.where(gone, lost, -np.inf), axis=0)
-        left_out = np.zeros(weights.shape, bool)
-        np.put_along_axis(left_out, order, gone, axis=0)
-        weights = np.where(left_out, -np.inf, weights)
-        kept = dataclasses.replace(self, log_weights=tuple(weights))
-        return kept, log_added, np.zeros(shape, bool)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`."""

@@ -145,7 +145,6 @@ def by_setting(
 # --- Finite pairs that dominate, or are dominated, in any composition ---
 
 _CACHED = 256  # settings whose pairs are cached, for each kind
-_FEW_LOSSES = 512  # of the coarser pair from which moments are computed
 # Bound of the error of a loss, the log of a rounded ratio, over 1 + its size.
 _LOSS_ERROR = 4e-16
 
@@ -182,19 +181,6 @@ class FinitePair(NamedTuple):
             tails = np.where(beyond, -np.inf, value), np.where(beyond, -np.inf, tail)
             found += drawn_tails(tails, u, np.float64(self.rate))
         return np.stack(found)
-
-    def coarse(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a dominating pair with few losses: losses, P-probabilities."""
-        number = len(self.loss)
-        chosen = np.linspace(0, number - 1, min(_FEW_LOSSES, number)).round()
-        few, ratio = np.exp(self.loss[chosen.astype(np.intp)]), np.exp(self.loss)
-        cell = np.clip(np.searchsorted(few, ratio, side="right") - 1, 0, len(few) - 2)
-        share = np.clip((ratio - few[cell]) / np.diff(few)[cell], 0.0, 1.0)
-        mass = self.mass / ratio
-        masses = np.bincount(cell, mass * (1 - share), len(few))
-        masses += np.bincount(cell + 1, mass * share, len(few))
-        kept = masses > 0
-        return np.log(few[kept]), (masses * few)[kept]
 
 
 @dataclass(frozen=True)
@@ -244,10 +230,10 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
 
     @classmethod
     def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
-        """The moments of a dominating pair with fewer losses."""
-        loss, mass = cls._pair(*setting).coarse()
+        """The moments of the finite pair."""
+        pair = cls._pair(*setting)
         rule = MomentRule(direction, Quadrature(0, 0), with_derivatives=True)
-        given = loss[:, None], np.log(mass)[:, None], order
+        given = pair.loss[:, None], np.log(pair.mass)[:, None], order
         return np.stack(log_excess_of_atoms(*given, rule))
 
     def _facts(self) -> np.ndarray:

@@ -356,18 +356,10 @@ def run_search(
     console: Console | None = None,
     book: Booking | None = None,
 ) -> SearchResult:
-    """Trains a random number of runs and releases only the best one.
+    """Trains a random number of runs and releases only the best one; see `tuned_rdp`.
 
-    The number of runs and all hyperparameters are drawn once, from the operating
-    system's entropy, and stored before the first run. An interrupted search continues
-    with them; drawing again would bias the number, and is refused. The runs are charged
-    together; see `tuned_rdp` for the theorem. The first of equal scores wins; a score
-    that is not finite loses.
-
-    ``folder`` holds ``search.json`` (number of runs, scores) and ``runs/`` (a folder
-    for each, with its own ``release/``), which are **secret**, as is the duration of
-    the search. ``release/`` may be published: it is the best run's, with the epsilon of
-    the whole search and the hyperparameters.
+    All is drawn once: an interrupted search continues with it, as another draw would
+    bias the number of runs. All but ``release/`` in ``folder`` is secret.
     """
     if all_processes().count > 1:
         raise NotImplementedError(

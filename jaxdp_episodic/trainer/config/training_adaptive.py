@@ -223,14 +223,7 @@ class OptionConfig(CheckedSpec):
 
 
 class AdaptiveConfig(CheckedSpec):
-    """An adaptive budget instead of a plan.
-
-    With quotas (``most`` of each option, or ``num_steps`` of the run if no options are
-    named) the guarantee is that of all of them, in any order, and the noise is
-    calibrated to it. Without quotas the price of an option follows from how many such
-    steps alone the target permits, and the budget may be spent on any; the noise is
-    then the step's own, or that of ``num_steps`` steps at the target.
-    """
+    """An adaptive budget instead of a plan; docs/adaptive_training.md has the keys."""
 
     # None: a function given to `run_training`
     rule: StopWhenStalled | NextWhenStalled | SpendRest | None = None

@@ -62,13 +62,9 @@ _noise = functools.partial(_validation.float32_number, zero=True)
 
 
 class StepConfig(CheckedSpec):
-    """A `GaussianStep` without sizes, which are public bounds or the data's own.
+    """A `GaussianStep` without sizes: public bounds, or private ones of the data.
 
-    If every draw without replacement down to the protected unit states its
-    ``population``, a public lower bound, the guarantee rests on these only, and data
-    that contradict them are refused. Otherwise it rests on the sizes of the data: under
-    ``add_remove`` the noise then depends on private sizes, and a release leaves out all
-    that was computed from them.
+    docs/own_data.md says what follows from private sizes.
     """
 
     sampling: Sampling | Scheme  # as of `GaussianStep`

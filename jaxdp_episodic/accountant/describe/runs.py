@@ -436,7 +436,20 @@ class Menu(Spec):
             object.__setattr__(self, name, value)
         options = _checked_options(self.options, type(self))
         object.__setattr__(self, "options", MappingProxyType(options))
-        self._check_rules()
+        if self.rules is None:
+            if self.state is not None:
+                raise ValueError(f"state must be None without rules, got {self.state}")
+        else:
+            _validation.instance("rules", self.rules, RuleBook, "a RuleBook or None")
+            for name in sorted(self.rules.options):
+                _validation.choice("options of rules", name, self.options)
+            if self.blocks is not None:
+                raise NotImplementedError(
+                    "blocks with rules have no theorem here; covered: one of the two"
+                )
+            state = self.rules.start if self.state is None else self.state
+            _validation.instance("state", state, str, "a name")
+            object.__setattr__(self, "state", state)
         for name in ("quotas", "prices", "blocks"):
             self._set_numbers(name, minimum=0 if name == "quotas" else 1)
         if self.prices is not None and self.budget is not None:
@@ -518,22 +531,6 @@ class Menu(Spec):
                     f"got {self.state!r} after {dict(self.taken)}"
                 )
 
-    def _check_rules(self) -> None:
-        if self.rules is None:
-            if self.state is not None:
-                raise ValueError(f"state must be None without rules, got {self.state}")
-            return
-        _validation.instance("rules", self.rules, RuleBook, "a RuleBook or None")
-        for name in sorted(self.rules.options):
-            _validation.choice("options of rules", name, self.options)
-        if self.blocks is not None:
-            raise NotImplementedError(
-                "blocks with rules have no theorem here; covered: one of the two"
-            )
-        state = self.rules.start if self.state is None else self.state
-        _validation.instance("state", state, str, "a name")
-        object.__setattr__(self, "state", state)
-
     def _set_numbers(self, field: str, *, minimum: int, partial: bool = False) -> None:
         """Checks a table of one whole number for each option."""
         table = getattr(self, field)
@@ -562,13 +559,18 @@ def _checked_options(options: Any, kind: type) -> dict[str, Any]:
         _checked_word("options", name)
         _check_option(f"option {name!r}", option, kind)
     for (one, first), (other, second) in itertools.combinations(options.items(), 2):
-        try:
+        both = f"options {one!r} and {other!r} cannot be in one run"
+        with _validation.prefixed(both):
             compose(*((step, 1) for step in (*parts_of(first), *parts_of(second))))
-            _check_people(first, second)
-        except ValueError as error:
-            raise ValueError(
-                f"options {one!r} and {other!r} cannot be in one run: {error}"
-            ) from error
+        for pair in itertools.product(parts_of(first), parts_of(second)):
+            steps = [part for part in pair if isinstance(part, GaussianStep)]
+            levels = {step.design.level_names for step in steps}
+            bounds = [step.people for step in steps if step.people is not None]
+            if len(bounds) == 2 and len(levels) == 1 and bounds[0] != bounds[1]:
+                raise ValueError(
+                    f"{both}: people must be the same PersonBounds, got "
+                    f"{' and '.join(map(_validation.shown, bounds))}"
+                )
     return dict(options)
 
 
@@ -611,20 +613,6 @@ def _check_option(what: str, option: Any, kind: type) -> None:
                 f"{what} has {count} steps, but epochs of {part.cycle}: the steps of "
                 "an epoch depend on one another through the secret allocation, so only "
                 f"whole epochs can be options: compose((step, {part.cycle}))"
-            )
-
-
-def _check_people(first: Any, second: Any) -> None:
-    """Refuses different `PersonBounds` for the same levels."""
-    for one, other in itertools.product(parts_of(first), parts_of(second)):
-        if not (isinstance(one, GaussianStep) and isinstance(other, GaussianStep)):
-            continue
-        if one.people is None or other.people is None or one.people == other.people:
-            continue
-        if one.design.level_names == other.design.level_names:
-            raise ValueError(
-                "people must be the same PersonBounds, got "
-                f"{_validation.shown(one.people)} and {_validation.shown(other.people)}"
             )
 
 

@@ -167,7 +167,8 @@ class _Rows:
         shape = len(filled), *self._slot_shape
 
         def shaped(part: Any) -> Any:
-            part[~mask] = 0
+            if not mask.all():
+                part[~mask] = 0
             return part.reshape(*shape, *part.shape[1:])[: len(rows)]
 
         batch = _mapped(shaped, examples)

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 60_806,
+    "jaxdp_episodic": 60_807,
     "jaxdp_episodic/accountant/describe": 3_732,
     "jaxdp_episodic/accountant/losses": 5_045,
     "jaxdp_episodic/accountant/methods": 5_818,
@@ -328,7 +328,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/interop": 1_634,
     "jaxdp_episodic/accountant/report": 2_025,
     "jaxdp_episodic/trainer/data": 3_438,
-    "jaxdp_episodic/trainer/draw": 1_408,
+    "jaxdp_episodic/trainer/draw": 1_409,
     "jaxdp_episodic/trainer/config": 1_315,
     "jaxdp_episodic/trainer/gradient": 1_467,
     "jaxdp_episodic/trainer/learners": 2_187,

@@ -246,11 +246,6 @@ class Question(NamedTuple):
         with using_engine("numpy"):
             return worst_path.answer(asked, self._runs(), method)
 
-    def _exact_by(self, method: str) -> np.ndarray:
-        """The same; NaN where it is a certified bound."""
-        found = self._by_method(method)
-        return np.where(found.is_certified, np.nan, found.value)
-
     def slope(
         self,
         places: Sequence[str],
@@ -280,7 +275,13 @@ class Question(NamedTuple):
             return self.difference(Question._curve, places, scale)
         method = self.options["method"]
         by = worst_path.CONTOUR if method == "exact" else method
-        found = self.difference(lambda some: some._exact_by(by), places, scale)
+
+        def unbounded(some: Question) -> np.ndarray:
+            """Answers that are not certified bounds, else NaN."""
+            found = some._by_method(by)
+            return np.where(found.is_certified, np.nan, found.value)
+
+        found = self.difference(unbounded, places, scale)
         known = answer > 0 if self.kind == DELTA else np.isfinite(answer)
         left = np.asarray(np.isnan(found) & known)
         if method == "exact" and by_bounds and np.any(left):
@@ -315,15 +316,23 @@ class Question(NamedTuple):
         function: Callable[[Question], np.ndarray],
         places: Sequence[str],
         scale: Scale,
-        *how: Any,
+        shares: Sequence[float] = _SHARES,
+        largest_error: float = _LARGEST_ERROR,
     ) -> np.ndarray:
-        """The derivative of a function of the question by numbers at some places."""
+        """The derivative of a function of the question by numbers; NaN if unknown."""
         shape = np.shape(scale.size)
+        size, rises, falls = (np.broadcast_to(a, shape).reshape(-1) for a in scale)
 
         def moved(displacement: np.ndarray, index: np.ndarray) -> np.ndarray:
             return function(self.of_some(shape, index, places, displacement))
 
-        return difference(moved, scale, *how)
+        found = _difference(moved, size, rises.astype(float), shares, largest_error)
+        if (left := np.flatnonzero(np.isnan(found) & (falls > 0))).size:
+            down = -np.ones(left.size)
+            found[left] = _difference(
+                lambda d, index: moved(d, left[index]), falls[left], down, _SHARES_DOWN
+            )
+        return found.reshape(shape)
 
     def rows(
         self, words: Sequence[tuple[int, ...]], *missing: np.ndarray
@@ -350,24 +359,6 @@ class Question(NamedTuple):
 # --- Differences ---
 
 
-def difference(
-    function: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    scale: Scale,
-    shares: Sequence[float] = _SHARES,
-    largest_error: float = _LARGEST_ERROR,
-) -> np.ndarray:
-    """Returns the derivatives of functions at displacement 0; NaN if unknown."""
-    shape = np.shape(scale.size)
-    size, rises, falls = (np.broadcast_to(a, shape).reshape(-1) for a in scale)
-    found = _difference(function, size, rises.astype(float), shares, largest_error)
-    if (left := np.flatnonzero(np.isnan(found) & (falls > 0))).size:
-        down = -np.ones(left.size)
-        found[left] = _difference(
-            lambda d, index: function(d, left[index]), falls[left], down, _SHARES_DOWN
-        )
-    return found.reshape(shape)
-
-
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def _difference(
     function: Callable[[np.ndarray, np.ndarray], np.ndarray],
@@ -376,7 +367,7 @@ def _difference(
     shares: Sequence[float],
     largest_error: float = _LARGEST_ERROR,
 ) -> np.ndarray:
-    """The same by central differences, or one-sided where ``end`` is 1 or -1."""
+    """Central differences at displacement 0, or one-sided where ``end`` is 1 or -1."""
     found, best = np.full(size.shape, np.nan), np.full(size.shape, np.inf)
     # An infinite number gets scale 1: nothing depends on it.
     size = np.where(np.isposinf(size), 1.0, size)
@@ -392,7 +383,8 @@ def _difference(
         points, weights, check = (
             sign * table[:, sided] for table in (_POINTS, _WEIGHTS, _CHECK)
         )
-        width = _power_of_two(share * size[left])
+        # A power of two, so that displacements are exact.
+        width = np.exp2(np.floor(np.log2(share * size[left])))
         values = function(points * width, left)
         most = np.abs(values).max(axis=0)
         is_kink = (values == 0).any(axis=0) & (most > 0) & (sided == 0)
@@ -408,11 +400,6 @@ def _difference(
         found[left] = np.where(better, change / width, found[left])
         best[left] = np.where(better, off, best[left])
     return np.where(best <= largest_error, found, np.nan)
-
-
-def _power_of_two(width: np.ndarray) -> np.ndarray:
-    """Rounds a width down to a power of two, so that displacements are exact."""
-    return np.exp2(np.floor(np.log2(width)))
 
 
 def scale_of(place: str, value: Any) -> Scale:

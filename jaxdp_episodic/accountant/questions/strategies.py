@@ -21,13 +21,18 @@ from jaxdp_episodic.accountant.describe.step import (
 from jaxdp_episodic.accountant.methods.adaptive.method import (
     AT_MOST,
     Solver,
-    filter_epsilons,
     margin,
     odometer_delta,
     solver_of,
 )
 from jaxdp_episodic.accountant.methods.adaptive.problem import Graph, Problem, explored
-from jaxdp_episodic.accountant.methods.run import DeltaAt, Interval, Question, Run
+from jaxdp_episodic.accountant.methods.run import (
+    DeltaAt,
+    EpsilonAt,
+    Interval,
+    Question,
+    Run,
+)
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of, runs_of_parts
 from jaxdp_episodic.accountant.questions.worst_path import rounded_up, undominated_paths
@@ -360,9 +365,10 @@ def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
     game = game_of(menu)
     if not game.steps:
         return np.zeros(int(menu.budget or 0) + 1)
-    budgets = game_of(menu, every=True)
+    budgets, question = game_of(menu, every=True), EpsilonAt(np.asarray(log_delta))
     epsilons = least_of_theorems(
-        budgets, lambda problem: filter_epsilons(problem, log_delta, budgets.budgets)
+        budgets,
+        lambda problem: solver_of(question, problem).ends_of(budgets.budgets),
     )
     if not np.isfinite(epsilons).all():
         return epsilons

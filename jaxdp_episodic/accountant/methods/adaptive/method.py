@@ -63,15 +63,8 @@ _RIGHT_SHARE = 1e-6
 _LEFT_VALUE = 1e-6  # value to which they have decreased at its left end
 _SLOPE_NATS = 0.05  # distance for a difference quotient, nats
 _MOST_TILT = 100.0  # largest tilt, per nat
-# For a whole profile: width of epsilon for which the spacing is chosen, nats, and its
-# share of a move's squared spacing.
+# Width of epsilon, in nats, for which the spacing of a whole profile is chosen.
 _WIDTH_OF_PROFILE = 2e-4
-_ERROR_OF_PROFILE = 0.1
-# Smallest and largest number of points of its window.
-_LEAST_POINTS_OF_PROFILE = 1_000
-_MOST_POINTS_OF_PROFILE = 2**17
-# Largest number of points of all transforms of one row of it: some 10 s.
-_MOST_WORK_OF_PROFILE = 2e9
 
 
 class View(NamedTuple):
@@ -367,20 +360,15 @@ def profiles_above(
 
     None if the recursion has no answer at delta ``least``.
     """
-    solver = Solver(EpsilonAt(np.asarray(math.log(least))), problem)
+    question = EpsilonAt(np.asarray(math.log(least)))
+    solver = solver_of(question, problem, _WIDTH_OF_PROFILE)
     if solver.known is not None:
         nothing = np.zeros(1), np.zeros(1)
         return None if solver.known.upper > 0 else [nothing]
     displaced, mass_error = solver.errors[True]
-    most = _MOST_WORK_OF_PROFILE / solver.transforms
-    most = max(min(_MOST_POINTS_OF_PROFILE, most), _LEAST_POINTS_OF_PROFILE)
-    fine = math.sqrt(_WIDTH_OF_PROFILE / (_ERROR_OF_PROFILE * solver.most_moves))
     found = []
     for backward, view in solver.views.items():
-        spacing = max(
-            min(fine, view.reach / _LEAST_POINTS_OF_PROFILE), view.reach / most
-        )
-        curves = []
+        curves, spacing = [], min(solver.spacing, view.reach)
         # Rounding is relative to the largest values, which the tilt moves.
         for tilt in sorted({0.0, view.tilt}):
             window = solver.window(view._replace(tilt=tilt), spacing)
@@ -410,7 +398,9 @@ _ROUNDING = 1e-12  # relative margin for the rounding of sums
 _LOG_NEGLIGIBLE = -100.0
 
 
-def solver_of(question: Question, problem: Problem, width: float) -> Solver:
+def solver_of(
+    question: Question, problem: Problem, width: float = _ENOUGH_READ / 10
+) -> Solver:
     """Returns a solver that has located the answer, with a suitable spacing."""
     solver = Solver(question, problem)
     if solver.known is None:
@@ -454,21 +444,13 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Interval:
     return Interval(min(lower, upper), upper)
 
 
-def filter_epsilons(
-    problem: Problem, log_delta: float, budgets: Mapping[int, int]
-) -> np.ndarray:
-    """*Upper bounds* of the worst strategy's epsilon, for each smaller budget."""
-    question = EpsilonAt(np.asarray(log_delta))
-    return solver_of(question, problem, _ENOUGH_READ / 10).ends_of(budgets)
-
-
 def margin(problem: Problem, epsilons: Sequence[float], log_delta: float) -> float:
     """The least c, certified, at which ``epsilons + c`` has ``u(0, 1) <= delta``."""
     # (1 - e^(eps + c) g)_+ is the payoff at e^c g, so one recursion gives all c.
     largest = max(epsilons[spent] for spent in problem.graph.spent)
     if largest < _TINY:  # a c that is enough for 0 is enough
         epsilons, largest = [0.0] * len(epsilons), 0.0
-    solver = solver_of(EpsilonAt(np.asarray(log_delta)), problem, _ENOUGH_READ / 10)
+    solver = solver_of(EpsilonAt(np.asarray(log_delta)), problem)
     if solver.known is not None:
         return 0.0 if solver.known.upper == 0 else math.inf
     found = 0.0

@@ -349,14 +349,14 @@ def _prices(
     best, design = plan.recommended, plan.recommended.design
     setting = np.array([best.episodes_per_step]), np.array([best.num_steps])
 
-    def price(target: question.PlanRequest, design: plans.Design) -> str:
+    def price(target: question.PlanRequest) -> str:
         left = pipeline.left_for_steps(target)
-        complete, _ = design.complete(setting[0])
-        noise = dataclasses.replace(design, request=left).noise(*setting)
+        asked = dataclasses.replace(design, request=left)
+        noise, (complete, _) = asked.noise(*setting), asked.complete(setting[0])
         return f"noise {noise[0]:.4g}, {complete[0]:.3g} complete a step"
 
     lines = ["The recommended design at other epsilons:"]
-    lines += [f"  epsilon {one.epsilon:g}: {price(one, design)}" for one in others]
+    lines += [f"  epsilon {one.epsilon:g}: {price(one)}" for one in others]
     if request.privacy_unit != tree.level_names[1]:
         return lines
     sizes = tree.children_counts[1]
@@ -365,9 +365,6 @@ def _prices(
         relation, number = ADD_REMOVE, int(sizes[sizes > 0].min())
     episode = dataclasses.replace(request.episode, population=number)
     other = dataclasses.replace(request, neighboring_relation=relation, episode=episode)
-    kind = question.POISSON, design.examples, design.clip_unit
-    for one in plans.possible_designs(other, tree):
-        if (one.scheme, one.examples, one.clip_unit) == kind:
-            with contextlib.suppress(ValueError, NotImplementedError):
-                lines.append(f"  {relation}, population {number}: {price(other, one)}")
+    with contextlib.suppress(ValueError, NotImplementedError):
+        lines.append(f"  {relation}, population {number}: {price(other)}")
     return lines

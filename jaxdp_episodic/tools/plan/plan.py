@@ -506,12 +506,11 @@ def write_table(path: Path, plan: Plan) -> None:
     """Writes all candidates as CSV, atomically."""
     rows = []
     for one, is_on_front in zip(plan.candidates, plan.is_on_front, strict=True):
-        design = one.design
-        row = {"design": design.name, "clip_unit": design.clip_unit}
-        row |= {"examples": design.examples}
-        row |= {name: getattr(one, name) for name in Candidate._fields[1:]}
-        row |= {"is_on_front": is_on_front, "is_recommended": one is plan.recommended}
-        rows.append(row)
+        numbers, design = one._asdict(), one.design
+        numbers["design"] = design.name
+        row = {"design": "", "clip_unit": design.clip_unit, "examples": design.examples}
+        last = {"is_on_front": is_on_front, "is_recommended": one is plan.recommended}
+        rows.append(row | numbers | last)
     with writing(path, dict.fromkeys(rows[0], "string")) as write:
         write(rows)
 

@@ -197,34 +197,25 @@ PARTS: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
     "toml": lambda request, _: {"toml": to_toml(plain(request.to_dict()))},
 }
 
+_EPISODES = designs.Poisson(designs.EPISODE, sampling_probability=0.2)
+_CLASSES = designs.WithoutReplacement(designs.CLASS, size=5, population=1_623)
+_DRAWN = designs.WithoutReplacement(designs.EXAMPLE, size=4, population=20)
+_OF_TASKS = designs.MultistageSampling(
+    designs.Poisson("task", sampling_probability=0.1),
+    designs.WithoutReplacement(designs.CLASS, size=5, population=20),
+    designs.WithoutReplacement(designs.EXAMPLE, size=10, population=50),
+)
+_ONE_EPISODE = designs.MultistageSampling(_CLASSES, _DRAWN)
 _EXAMPLES = (
     GaussianStep(
         designs.GroupedClasses(
-            num_classes=1_623,
-            ways=5,
-            episodes=designs.Poisson(designs.EPISODE, sampling_probability=0.2),
-            examples=designs.WithoutReplacement(designs.EXAMPLE, size=4, population=20),
+            num_classes=1_623, ways=5, episodes=_EPISODES, examples=_DRAWN
         ),
         noise_multiplier=2.0,
     ),
+    GaussianStep(_OF_TASKS, noise_multiplier=2.0, clip_unit="task"),
     GaussianStep(
-        designs.MultistageSampling(
-            designs.Poisson("task", sampling_probability=0.1),
-            designs.WithoutReplacement(designs.CLASS, size=5, population=20),
-            designs.WithoutReplacement(designs.EXAMPLE, size=10, population=50),
-        ),
-        noise_multiplier=2.0,
-        clip_unit="task",
-    ),
-    GaussianStep(
-        designs.IndependentEpisodes(
-            designs.MultistageSampling(
-                designs.WithoutReplacement(designs.CLASS, size=5, population=1_623),
-                designs.WithoutReplacement(designs.EXAMPLE, size=4, population=20),
-            ),
-            num_episodes=65,
-        ),
-        noise_multiplier=2.0,
+        designs.IndependentEpisodes(_ONE_EPISODE, num_episodes=65), noise_multiplier=2.0
     ),
     GaussianStep(
         PeopleBlocks(

@@ -52,7 +52,14 @@ def draw_run(
         _draw_stages(panels[0], stages, released)
     below = whole.subplots(number, sharex=has_steps, squeeze=False)[:, 0]
     if losses:
-        _draw_losses(below[0], np.array(losses, float))
+        steps, values = np.array(losses, float).T
+        below[0].plot(steps, values, color="#bbbbbb", lw=0.8)
+        below[0].set_ylabel("training loss\n(private)")
+        if (width := max(1, len(values) // 30)) > 1:
+            smooth = np.convolve(values, np.ones(width) / width, "valid")
+            mean = {"c": _BLACK, "label": f"mean of {width} steps"}
+            below[0].plot(steps[width - 1 :], smooth, **mean)
+            below[0].legend(**_ABOVE)
     if has_scores:
         _draw_scores(below[-2], scores, without_noise or {})
     _draw_epsilon(below[-1], epsilons, target_epsilon, is_guarantee)
@@ -100,18 +107,6 @@ def _draw_stages(
     _end_at_one(axes, "x", kind)
     axes.set_xlabel(f"{kind} (held out) of each stage of the run")
     axes.legend(ncols=len(splits), **_ABOVE)
-
-
-def _draw_losses(axes: Any, losses: np.ndarray) -> None:
-    """Draws the loss of every step in grey, and a running mean."""
-    steps, values = losses.T
-    axes.plot(steps, values, color="#bbbbbb", lw=0.8)
-    axes.set_ylabel("training loss\n(private)")
-    width = max(1, len(values) // 30)
-    if width > 1:
-        smooth = np.convolve(values, np.ones(width) / width, "valid")
-        axes.plot(steps[width - 1 :], smooth, c=_BLACK, label=f"mean of {width} steps")
-        axes.legend(**_ABOVE)
 
 
 def _draw_scores(

@@ -365,7 +365,7 @@ def test_an_upper_distribution_keeps_all_mass(zero):
         np.float64(1.0), tuple(map(np.float64, losses)), tuple(np.log(mass))
     )
     points = 0.3 * (np.arange(7) - zero)
-    ((own, other),) = lattice.evaluate_tails([loss], [points])
+    own, other = lattice.evaluate_tails(loss, points)
     by_tails = lattice.bin_masses(points, own, other)
     by_atoms = lattice.bins_of_values(points, loss, backward=False)
     for dist in (by_tails, by_atoms):

@@ -216,7 +216,7 @@ def test_profile_errors_are_within_their_bounds(p, s):
         [p * np.geomspace(1e-6, 30, 12), last * (1 - np.geomspace(1e-8, 0.3, 12))]
     )
     one = SampledGaussianLoss(*map(np.float64, (1.0, p, s)))
-    ((forward, backward),) = lattice.evaluate_tails([one], [points])
+    forward, backward = lattice.evaluate_tails(one, points)
     move = lattice.displacement(one)
     for (i, u), place in itertools.product(enumerate(points), (0, 1)):
         tails = (forward, backward)[place]
@@ -267,7 +267,7 @@ def bins_of(p, s, spacing, center, count):
     points = np.empty(2 * len(grid) - 1)
     points[::2], points[1::2] = grid, 0.5 * (grid[1:] + grid[:-1])
     loss = SampledGaussianLoss(*map(np.float64, (1.0, p, s)))
-    ((own, other),) = lattice.evaluate_tails([loss], [points])
+    own, other = lattice.evaluate_tails(loss, points)
     return points, lattice.bin_masses(points, own, other)
 
 
@@ -403,10 +403,9 @@ def test_errors_of_profiles_widen_the_ends(monkeypatch):
     evaluate = lattice.evaluate_tails
 
     def doubtful(*arguments):
-        return [
-            tuple(t._replace(profile_error=1e-4 * t.profile) for t in both)
-            for both in evaluate(*arguments)
-        ]
+        return tuple(
+            t._replace(profile_error=1e-4 * t.profile) for t in evaluate(*arguments)
+        )
 
     lower, upper = pld_bounds(goal, run)
     monkeypatch.setattr(lattice, "evaluate_tails", doubtful)

@@ -177,7 +177,7 @@ def _of_one(
     if isinstance(loss, FiniteValues):
         bins = lattice.bins_of_values(points, loss, backward=backward)
     else:
-        ((own, other),) = lattice.evaluate_tails([loss], [points])
+        own, other = lattice.evaluate_tails(loss, points)
         if backward:
             own, other = other, own
         bins = lattice.bin_masses(points, own, other)

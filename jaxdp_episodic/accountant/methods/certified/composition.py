@@ -5,7 +5,6 @@ Reference: docs/theory.md, "Certified".
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -285,11 +284,10 @@ def _direction(steps: Sequence[Step], target: Target, *, backward: bool) -> Dire
         most = [float(loss.largest_loss(backward=b)) for b in (not backward, backward)]
         ends = np.array([-1, 1]) * most * (1 + 1e-12)
         grids.append(np.union1d(coarse_points(loss.hints()), ends[np.isfinite(ends)]))
-    points = [with_splits(grid) for grid in grids]
-    tails = _tails(steps, points, backward=backward)
     coarse, uppers = [], []
-    for step, grid, each, own in zip(steps, grids, points, tails, strict=True):
-        bins = lattice.bin_masses(each, *own)
+    for step, grid in zip(steps, grids, strict=True):
+        each = with_splits(grid)
+        bins = lattice.bin_masses(each, *_tails(step.loss, each, backward=backward))
         coarse.append(CoarseLoss.of(each, bins, step.count))
         masses, infinite = lattice.upper_masses(each, bins)
         masses = lattice.joined_bins(each, masses)
@@ -298,19 +296,10 @@ def _direction(steps: Sequence[Step], target: Target, *, backward: bool) -> Dire
     return Direction(steps, backward, coarse, uppers, expected)
 
 
-def _tails(
-    steps: Sequence[Step], points: Sequence[np.ndarray], *, backward: bool
-) -> list[tuple[Tails, Tails]]:
-    """Returns the direction's own and the other's tails: one batch a mechanism."""
-    result: list[tuple[Tails, Tails] | None] = [None] * len(steps)
-    for kind in {type(step.loss) for step in steps}:
-        members = [i for i, step in enumerate(steps) if type(step.loss) is kind]
-        found = lattice.evaluate_tails(
-            [steps[i].loss for i in members], [points[i] for i in members]
-        )
-        for i, (forward, other) in zip(members, found, strict=True):
-            result[i] = (other, forward) if backward else (forward, other)
-    return [tails for tails in result if tails is not None]
+def _tails(loss: Profile, points: np.ndarray, *, backward: bool) -> tuple[Tails, Tails]:
+    """Returns the direction's own and the other direction's tails."""
+    forward, other = lattice.evaluate_tails(loss, points)
+    return (other, forward) if backward else (forward, other)
 
 
 def _chernoff(direction: Direction, target: Target) -> float:
@@ -379,10 +368,10 @@ def _by_one_loss(direction: Direction, target: Target, ends: Interval) -> float:
     # Close if few draws lose much: a lattice is too coarse for the other losses then.
     most = direction.expected.epsilon
     most = min(most, ends.upper) if target.of_epsilon else most
-    points = [most * _THRESHOLDS] * len(direction.steps)
-    tails = _tails(direction.steps, points, backward=direction.backward)
-    log_none, log_none_of_q = np.zeros((2, len(_THRESHOLDS)))
-    for step, at, (own, _) in zip(direction.steps, points, tails, strict=True):
+    at = most * _THRESHOLDS
+    log_none, log_none_of_q = np.zeros((2, len(at)))
+    for step in direction.steps:
+        own, _ = _tails(step.loss, at, backward=direction.backward)
         above = (own.profile + own.scaled) * (1 - LOG_ERROR)
         above = np.clip(above - own.profile_error - own.scaled_error, 0.0, 1.0)
         beyond = (own.scaled + own.scaled_error) * np.exp(-at) + UNDERFLOW
@@ -390,7 +379,7 @@ def _by_one_loss(direction: Direction, target: Target, ends: Interval) -> float:
         log_none_of_q += step.count * np.log1p(-np.minimum(beyond, 1.0))
     p = -np.expm1(log_none) * (1 - LOG_ERROR)
     q = -np.expm1(log_none_of_q) * (1 + LOG_ERROR)
-    off = _displacement(direction.steps, points)
+    off = _displacement(direction.steps, [at] * len(direction.steps))
     if target.of_epsilon:
         found = np.log((p - math.exp(target.given)) / q) - off
     else:
@@ -429,10 +418,10 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
         grids.append(grid)
         points.append(with_splits(center + grid * spacing))
         split_at_values(points[-1], losses, _AT_POINT * spacing)
-    bins = _bins(direction, points, spacing)
     uppers, lowers, infinite = [], [], 0.0
     displaced = _displacement(steps, points)
-    for step, grid, each, here in zip(steps, grids, points, bins, strict=True):
+    for step, grid, each in zip(steps, grids, points, strict=True):
+        here = _bins(step.loss, each, _AT_POINT * spacing, backward=backward)
         masses, lost = lattice.upper_masses(each, here)
         masses = lattice.joined_bins(each, masses)
         if not _is_whole(masses, lost):
@@ -452,22 +441,12 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
 
 
 def _bins(
-    direction: Direction, points: Sequence[np.ndarray], spacing: float
-) -> list[BinMasses]:
-    """Returns the probabilities of the bins between the points of every step."""
-    steps, backward = direction.steps, direction.backward
-    smooth = [not isinstance(step.loss, lattice.Finite) for step in steps]
-    some = list(itertools.compress(steps, smooth))
-    places = list(itertools.compress(points, smooth))
-    tails = iter(_tails(some, places, backward=backward))
-    return [
-        lattice.bins_of_values(
-            each, step.loss, backward=backward, slack=_AT_POINT * spacing
-        )
-        if isinstance(step.loss, lattice.Finite)
-        else lattice.bin_masses(each, *next(tails))
-        for step, each in zip(steps, points, strict=True)
-    ]
+    loss: Profile, points: np.ndarray, slack: float, *, backward: bool
+) -> BinMasses:
+    """Returns the probabilities of the bins between the points of a step."""
+    if isinstance(loss, lattice.Finite):
+        return lattice.bins_of_values(points, loss, backward=backward, slack=slack)
+    return lattice.bin_masses(points, *_tails(loss, points, backward=backward))
 
 
 def _anchors(
@@ -521,11 +500,10 @@ def _centered(
     moving = [i for i in peaks if not direction.steps[i].loss.is_symmetric]
     half = np.array([-0.5, 0.5]) * spacing
     for _ in range(_MOST_MOVES):
-        steps = [direction.steps[i] for i in moving]
-        points = [centers[i] + half for i in moving]
-        tails = _tails(steps, points, backward=direction.backward)
         before, moving = moving, []
-        for i, grid, own in zip(before, points, tails, strict=True):
+        for i in before:
+            grid = centers[i] + half
+            own = _tails(direction.steps[i].loss, grid, backward=direction.backward)
             mass, loss = lattice.merged_losses(grid, lattice.bin_masses(grid, *own))
             if mass[0] > _PEAK_MASS and grid[0] < loss[0] < grid[1]:
                 if abs(loss[0] - centers[i]) > _NEAR_PEAK * spacing:

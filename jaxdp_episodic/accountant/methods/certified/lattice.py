@@ -6,7 +6,6 @@ References: Doroshenko et al. (2022), arXiv:2207.04380; docs/theory.md, "Certifi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -61,31 +60,22 @@ class BinMasses(NamedTuple):
     below: float  # upper bound of the P-probability below the first point
 
 
-def evaluate_tails(
-    losses: Sequence[Profile], points: Sequence[np.ndarray]
-) -> list[tuple[Tails, Tails]]:
-    """Returns (forward, backward) tails of each step at its ``|points|``, (m_i,)."""
-    lengths = [len(p) for p in points]
-    flat = np.abs(np.concatenate(points))
-    every = type(losses[0]).stack(list(losses)).map(lambda f: np.repeat(f, lengths))
-    least = _least_loss(every)
-    displaced = np.where(flat < least, 2 * least, 0.0) + every.tail_displacement(flat)
+def evaluate_tails(loss: Profile, points: np.ndarray) -> tuple[Tails, Tails]:
+    """Returns the forward and the backward tails of a step at ``|points|``, (m,)."""
+    flat = np.abs(points)
+    least = _least_loss(loss)
+    displaced = np.where(flat < least, 2 * least, 0.0) + loss.tail_displacement(flat)
     displaced = displaced + loss_rounding(flat)
-    u = np.maximum(flat, least)
-    chunk = min(_CHUNKS.numpy, max(_TERMS_AT_ONCE // every.terms_of_profile, 16))
+    every = loss.map(lambda field: np.full(flat.shape, field))
+    chunk = min(_CHUNKS.numpy, max(_TERMS_AT_ONCE // loss.terms_of_profile, 16))
     own, own_scaled, other, other_scaled = in_chunks(
-        _log_tails, (u, every), _CHUNKS._replace(numpy=chunk)
+        _log_tails, (np.maximum(flat, least), every), _CHUNKS._replace(numpy=chunk)
     )
-    relative = every.profile_error()
-    cuts = np.cumsum(lengths)[:-1]
-    forward, backward = (
-        [np.split(a, cuts) for a in _tails(*logs, displaced, relative)]
-        for logs in ((own, own_scaled), (other, other_scaled))
+    relative = loss.profile_error()
+    return (
+        _tails(own, own_scaled, displaced, relative),
+        _tails(other, other_scaled, displaced, relative),
     )
-    return [
-        (Tails(*(a[i] for a in forward)), Tails(*(a[i] for a in backward)))
-        for i in range(len(points))
-    ]
 
 
 def displacement(loss: Profile) -> float:

@@ -58,7 +58,7 @@ def log_delta_ends(loss: Profile, epsilon: np.ndarray) -> tuple[np.ndarray, np.n
     nats = lattice.displacement(loss) + lattice.loss_rounding(epsilon)
     number = len(epsilon)
     shifted = np.concatenate([np.maximum(epsilon - nats, 0.0), epsilon + nats])
-    (both,) = lattice.evaluate_tails([loss], [shifted])
+    both = lattice.evaluate_tails(loss, shifted)
     low, high = np.full((2, number), -math.inf)
     change = np.tile(lattice.displacement_error(nats), 2)
     for own in both:

@@ -278,20 +278,18 @@ def certified_ends(
 
 def _direction(steps: Sequence[Step], target: Target, *, backward: bool) -> Direction:
     """Evaluates the steps coarsely."""
-    grids = []
-    for loss in (step.loss for step in steps):
+    coarse, uppers = [], []
+    for loss, count in steps:
         # A bin beyond the largest loss would have none of it, but raise its upper end.
         most = [float(loss.largest_loss(backward=b)) for b in (not backward, backward)]
         ends = np.array([-1, 1]) * most * (1 + 1e-12)
-        grids.append(np.union1d(coarse_points(loss.hints()), ends[np.isfinite(ends)]))
-    coarse, uppers = [], []
-    for step, grid in zip(steps, grids, strict=True):
-        each = with_splits(grid)
-        bins = lattice.bin_masses(each, *_tails(step.loss, each, backward=backward))
-        coarse.append(CoarseLoss.of(each, bins, step.count))
-        masses, infinite = lattice.upper_masses(each, bins)
-        masses = lattice.joined_bins(each, masses)
-        uppers.append((Summand(grid, grid, masses, step.count), infinite))
+        grid = np.union1d(coarse_points(loss.hints()), ends[np.isfinite(ends)])
+        points = with_splits(grid)
+        bins = lattice.bin_masses(points, *_tails(loss, points, backward=backward))
+        coarse.append(CoarseLoss.of(points, bins, count))
+        masses, infinite = lattice.upper_masses(points, bins)
+        masses = lattice.joined_bins(points, masses)
+        uppers.append((Summand(grid, grid, masses, count), infinite))
     expected = make_plan(coarse, target, None, 1.0)
     return Direction(steps, backward, coarse, uppers, expected)
 
@@ -309,7 +307,8 @@ def _chernoff(direction: Direction, target: Target) -> float:
     if not all(_is_whole(upper.masses, lost) for upper, lost in direction.uppers):
         return math.inf if target.of_epsilon else 0.0
     whole, *_ = tilted(summands, direction.expected.tilt)
-    displaced = _displacement(direction.steps, [one.values for one in summands])
+    pairs = zip(direction.steps, summands, strict=True)
+    displaced = sum(_displacement(step, one.values) for step, one in pairs)
     whole = whole._replace(shift=whole.shift + displaced)
     bound = chernoff_epsilon if target.of_epsilon else chernoff_log_delta
     found = bound(whole, infinite, target.given)
@@ -321,13 +320,10 @@ def _is_whole(masses: np.ndarray, infinite: float) -> bool:
     return bool(1 - _LACKING <= masses.sum() + infinite <= 1 + _MOST_MASS)
 
 
-def _displacement(steps: Sequence[Step], points: Sequence[np.ndarray]) -> float:
-    """Bounds how far computed losses are from the true ones, over all steps."""
-    total = 0.0
-    for step, each in zip(steps, points, strict=True):
-        rounded = float(lattice.loss_rounding(np.abs(each).max()))
-        total += step.count * (lattice.displacement(step.loss) + rounded)
-    return total
+def _displacement(step: Step, points: np.ndarray) -> float:
+    """Bounds how far computed losses are from the true ones, over all such steps."""
+    rounded = float(lattice.loss_rounding(np.abs(points).max()))
+    return step.count * (lattice.displacement(step.loss) + rounded)
 
 
 def _narrowed(
@@ -379,7 +375,7 @@ def _by_one_loss(direction: Direction, target: Target, ends: Interval) -> float:
         log_none_of_q += step.count * np.log1p(-np.minimum(beyond, 1.0))
     p = -np.expm1(log_none) * (1 - LOG_ERROR)
     q = -np.expm1(log_none_of_q) * (1 + LOG_ERROR)
-    off = _displacement(direction.steps, [at] * len(direction.steps))
+    off = sum(_displacement(step, at) for step in direction.steps)
     if target.of_epsilon:
         found = np.log((p - math.exp(target.given)) / q) - off
     else:
@@ -398,11 +394,10 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
         weights.append(step.count * weight[1:])
     spacing = max(plan.spacing, 1e-12 * max(abs(each[0]) for each in anchors))
     spacing = aligned(spacing, np.concatenate(distances), np.concatenate(weights))
-    centers = _centered(direction, anchors, spacing)
-    grids, points = [], []
-    for step, each, center, span in zip(
-        steps, anchors, centers, plan.ranges, strict=True
-    ):
+    uppers, lowers, offsets = [], [], []
+    infinite = displaced = 0.0
+    for step, each, span in zip(steps, anchors, plan.ranges, strict=True):
+        center = _centered(step.loss, each, spacing, backward=backward)
         losses = np.empty(0)
         if isinstance(step.loss, lattice.Finite):
             losses, _ = lattice.atoms_of(step.loss, backward=backward)
@@ -410,33 +405,28 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
                 losses = losses[(losses >= span[0]) & (losses <= span[1])]
             below = np.floor((losses - center) / spacing)
             grid = np.unique(np.add.outer([-1.0, 0.0, 1.0, 2.0], below))
+            displaced += step.count * _AT_POINT * spacing
         else:
             terms = float(np.max(getattr(step.loss, "num_terms", 1.0)))
             grid = graded_grid([center, *each[1:]], spacing, plan, span, terms)
         if not len(grid):
             return None
-        grids.append(grid)
-        points.append(with_splits(center + grid * spacing))
-        split_at_values(points[-1], losses, _AT_POINT * spacing)
-    uppers, lowers, infinite = [], [], 0.0
-    displaced = _displacement(steps, points)
-    for step, grid, each in zip(steps, grids, points, strict=True):
-        here = _bins(step.loss, each, _AT_POINT * spacing, backward=backward)
-        masses, lost = lattice.upper_masses(each, here)
-        masses = lattice.joined_bins(each, masses)
+        points = with_splits(center + grid * spacing)
+        split_at_values(points, losses, _AT_POINT * spacing)
+        bins = _bins(step.loss, points, _AT_POINT * spacing, backward=backward)
+        masses, lost = lattice.upper_masses(points, bins)
+        masses = lattice.joined_bins(points, masses)
         if not _is_whole(masses, lost):
             return None
-        infinite += step.count * lost
-        uppers.append(Summand(grid, each[::2], masses, step.count))
-        masses = lattice.lower_masses(each, here)
+        uppers.append(Summand(grid, points[::2], masses, step.count))
+        masses = lattice.lower_masses(points, bins)
         if not masses.sum() <= 1 + _LACKING:
             return None
-        lowers.append(Summand(grid, each[::2], masses, step.count))
-        if isinstance(step.loss, lattice.Finite):
-            displaced += step.count * _AT_POINT * spacing
-    offset = math.fsum(
-        step.count * center for step, center in zip(steps, centers, strict=True)
-    )
+        lowers.append(Summand(grid, points[::2], masses, step.count))
+        offsets.append(step.count * center)
+        infinite += step.count * lost
+        displaced += _displacement(step, points)
+    offset = math.fsum(offsets)
     return Lattice(spacing, offset, uppers, lowers, infinite, displaced)
 
 
@@ -477,44 +467,35 @@ def _anchors(
 
 
 def _centered(
-    direction: Direction, anchors: Sequence[Sequence[float]], spacing: float
-) -> list[float]:
-    """Returns the first anchors; a peak is moved to ``log(P / Q)`` of its bin."""
+    loss: Profile, anchors: Sequence[float], spacing: float, *, backward: bool
+) -> float:
+    """Returns the first anchor; a peak is moved to ``log(P / Q)`` of its bin."""
     # Off the lattice a peak narrower than the spacing would cost a whole bin.
-    centers = [each[0] for each in anchors]
-    for i, step in enumerate(direction.steps):
-        if isinstance(step.loss, lattice.Finite):
-            # Several atoms in one cell are treated as a peak.
-            losses, log_mass = lattice.atoms_of(step.loss, backward=direction.backward)
-            near = np.abs(losses - centers[i]) < _ONE_CELL * spacing
-            if near.sum() > 1:
-                losses, log_mass = losses[near], log_mass[near]
-                centers[i] = log_sum(log_mass) - log_sum(log_mass - losses)
-                centers[i] -= _BESIDE_PEAK * spacing
-    peaks = [
-        i
-        for i, step in enumerate(direction.steps)
-        if not isinstance(step.loss, lattice.Finite) and len(anchors[i]) == 1
-    ]
+    center = anchors[0]
+    if isinstance(loss, lattice.Finite):
+        # Several atoms in one cell are treated as a peak.
+        losses, log_mass = lattice.atoms_of(loss, backward=backward)
+        near = np.abs(losses - center) < _ONE_CELL * spacing
+        if near.sum() > 1:
+            losses, log_mass = losses[near], log_mass[near]
+            center = log_sum(log_mass) - log_sum(log_mass - losses)
+            center -= _BESIDE_PEAK * spacing
+        return center
+    if len(anchors) > 1:
+        return center
     # The bin around 0 of a symmetric loss is centered already.
-    moving = [i for i in peaks if not direction.steps[i].loss.is_symmetric]
-    half = np.array([-0.5, 0.5]) * spacing
-    for _ in range(_MOST_MOVES):
-        before, moving = moving, []
-        for i in before:
-            grid = centers[i] + half
-            own = _tails(direction.steps[i].loss, grid, backward=direction.backward)
-            mass, loss = lattice.merged_losses(grid, lattice.bin_masses(grid, *own))
-            if mass[0] > _PEAK_MASS and grid[0] < loss[0] < grid[1]:
-                if abs(loss[0] - centers[i]) > _NEAR_PEAK * spacing:
-                    moving.append(i)
-                centers[i] = float(loss[0])
+    for _ in range(0 if loss.is_symmetric else _MOST_MOVES):
+        grid = center + np.array([-0.5, 0.5]) * spacing
+        bins = lattice.bin_masses(grid, *_tails(loss, grid, backward=backward))
+        (mass,), (at,) = lattice.merged_losses(grid, bins)
+        if not (mass > _PEAK_MASS and grid[0] < at < grid[1]):
+            break
+        moved, center = abs(at - center), float(at)
+        if moved <= _NEAR_PEAK * spacing:
+            break
     # Slightly towards 0: as ``E_Q[P / Q] = 1``, the other losses leave more room for
     # gaps on that side. Without room the cell beside the peak would keep nothing of it.
-    for i in peaks:
-        beside = _BESIDE_PEAK * spacing + _LEAST_BESIDE
-        centers[i] -= math.copysign(beside, centers[i])
-    return centers
+    return center - math.copysign(_BESIDE_PEAK * spacing + _LEAST_BESIDE, center)
 
 
 def _ends(

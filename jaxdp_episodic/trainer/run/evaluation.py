@@ -199,13 +199,12 @@ class Evaluation:
         num_episodes: int = 600,
         seed: int = 0,
     ) -> None:
-        for name, value, least in (
-            ("shots", shots, 1),
-            ("queries", queries, 1),
-            ("num_episodes", num_episodes, 2),
-            ("ways", 1 if ways is None else ways, 1),
-        ):
-            _validation.integer_array(name, value, minimum=least)
+        given = {"shots": shots, "queries": queries}
+        if ways is not None:
+            given["ways"] = ways
+        for name, value in given.items():
+            _validation.whole_number(name, value)
+        _validation.whole_number("num_episodes", num_episodes, minimum=2)
         if ways is None and data.targets is None:
             raise ValueError("data must have targets for regression, got none")
         names, counts = data.level_names, data.population.children_counts
@@ -228,7 +227,9 @@ class Evaluation:
             data.population,
             clip_unit="episode",
         )
-        draw = sampler.draw(np.random.default_rng(seed))
+        with _validation.prefixed(f"seed={seed!r}"):
+            generator = np.random.default_rng(seed)
+        draw = sampler.draw(generator)
         # Drop the axes of levels above the episode, which have one unit each.
         shape = (num_episodes, *draw.mask.shape[-1 if ways is None else -2 :])
         examples, mask = draw.examples.reshape(shape), draw.mask.reshape(shape)

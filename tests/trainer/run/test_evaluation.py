@@ -1,6 +1,7 @@
 """Scores on held-out tasks, and the coverage of their intervals."""
 
 import dataclasses
+import functools
 import json
 import shutil
 import tomllib
@@ -164,6 +165,8 @@ def test_an_empty_class_is_not_taken_for_another():
     ("changes", "message"),
     [
         ({"ways": 13}, "ways must be at most 12, the number"),
+        ({"ways": [2, 3]}, "ways must be one number"),
+        ({"seed": -1}, "seed=-1: expected non-negative"),
         ({"num_episodes": 1}, "num_episodes must be a whole number >= 2"),
         ({"ways": None}, "data must have targets for regression"),
     ],
@@ -340,6 +343,9 @@ IN_EPOCHS = dataclasses.replace(
 TOGETHER = tree_step("class", {"class": 1.0, "example": 1.0}, privacy_unit="example")
 
 
+added = functools.partial(dataclasses.replace, neighboring_relation="add_remove")
+
+
 @pytest.mark.parametrize(
     ("step", "changes", "message"),
     [
@@ -351,13 +357,7 @@ TOGETHER = tree_step("class", {"class": 1.0, "example": 1.0}, privacy_unit="exam
             {"fixed": True},
             "fixed must be False",
         ),
-        (
-            dataclasses.replace(
-                EVERYBODY, sampling=IN_EPOCHS, neighboring_relation="add_remove"
-            ),
-            {},
-            "epoch",
-        ),
+        (added(EVERYBODY, sampling=IN_EPOCHS), {}, "epoch"),
         (TOGETHER, {}, "clip_unit must be one episode"),
         (EVERYBODY, {"error_bound": 1.0}, "targets with error_bound"),
         (EVERYBODY, {"shots": 6}, "more examples .* than shots=6"),

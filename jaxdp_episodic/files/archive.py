@@ -12,8 +12,6 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,22 +63,6 @@ def read_arrays(
     path: Path, *, max_bytes: int, names: list[str] | None = None
 ) -> dict[str, np.ndarray]:
     """Returns the arrays (numbers, booleans, text) of an npz file by name."""
-    with _opened(path, max_bytes) as (archive, members):
-        wanted = list(members) if names is None else names
-        return {name: _array(archive, _found(members, name)) for name in wanted}
-
-
-def array_names(path: Path) -> list[str]:
-    """Returns the names of the arrays in an npz file; errors as `read_arrays`."""
-    with _opened(path) as (_, members):
-        return list(members)
-
-
-@contextmanager
-def _opened(
-    path: Path, max_bytes: int = 2**63
-) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    """Opens an archive; yields it and its arrays by name, with all headers checked."""
     check_plain_file(path)
     try:
         if path.stat().st_size > max_bytes + _MAX_LISTING_BYTES:
@@ -98,10 +80,16 @@ def _opened(
                 raise ValueError("an array has a compression that NumPy does not use")
             if sum(max(one.file_size, 0) for one in there) > max_bytes:
                 raise ValueError(f"at most max_bytes={max_bytes} bytes uncompressed")
-            for one in there:
+            for one in there:  # those that are not wanted, too
                 with archive.open(one) as stream:
                     npy_header(stream, one.filename, one.file_size)
-            yield archive, members
+            arrays = {}
+            for name in members if names is None else names:
+                if name not in members:
+                    shown = ", ".join(map(repr, list(members)[:20]))
+                    raise ValueError(f"no array {name!r}; the arrays are {shown}")
+                arrays[name] = _array(archive, members[name])
+            return arrays
     except OSError as error:
         if error.filename is not None:
             raise
@@ -110,13 +98,6 @@ def _opened(
     except _BROKEN as error:
         why = str(error) or "it is truncated"  # EOFError has no text
         raise ValueError(f"{path} must be an npz file: {why}") from error
-
-
-def _found(members: dict[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
-    if name not in members:
-        there = ", ".join(map(repr, list(members)[:20]))
-        raise ValueError(f"no array {name!r}; the arrays are {there}")
-    return members[name]
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:

@@ -101,18 +101,14 @@ def described_source(
     if VALIDATION in known and not held_out and data is not None:
         try:
             if layout == layouts.NPZ:
-                user_files.refuse_unnamed(path)
+                with np.load(path) as arrays:
+                    user_files.refuse_unnamed(path, arrays.files)
         except ValueError as error:
             notes["path"] = f"nothing is held out, and there is no score: {error}"
         else:
             held_out = _shares(data, ways, notes, path)
-    table = {
-        "type": kind.__name__,
-        "path": relative(path),
-        **given,
-        **held_out,
-        **rotated,
-    }
+    table = {"type": kind.__name__, "path": relative(path)}
+    table |= {**given, **held_out, **rotated}
     read: Any = spec_from_dict(SOURCES, {"version": 1, **table}, where="data")
     splits = [split for split in SPLITS if split in own | held_out.keys()]
     parts = {split: read.read(split, base) for split in splits}

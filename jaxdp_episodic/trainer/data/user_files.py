@@ -18,7 +18,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.files import parquet_file
-from jaxdp_episodic.files.archive import array_names, read_arrays
+from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.json_file import repeated
 from jaxdp_episodic.files.table_file import csv_lines, read_csv_columns
 from jaxdp_episodic.trainer.data.folders import (
@@ -97,9 +97,9 @@ def npz_records(
     max_bytes: int = MAX_BYTES,
 ) -> Records:
     """Returns the records of an npz file; see `load_npz`."""
-    if must_be_named:
-        refuse_unnamed(path)
     arrays = read_arrays(path, max_bytes=max_bytes)
+    if must_be_named:
+        refuse_unnamed(path, arrays)
     given = [name for name in (_IMAGES, "features") if name in arrays]
     if len(given) != 1:
         shapes = {name: array.shape for name, array in arrays.items()}
@@ -178,9 +178,9 @@ def npz_records(
     return Records(table, functools.partial(only, lambda: [whole]), codes)
 
 
-def refuse_unnamed(path: Path) -> None:
+def refuse_unnamed(path: Path, arrays: Iterable[str]) -> None:
     """Raises if the classes of an npz file have no names to split them by."""
-    if not {"labels", "classes"} & set(array_names(path)):
+    if not {"labels", "classes"} & set(arrays):
         raise ValueError(
             f"{path} must have an array classes (class ids) to be split by class "
             "names; a class's number is not a name, because it changes when an earlier "

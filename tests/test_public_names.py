@@ -29,7 +29,7 @@ PLAIN = (type(None), bool, int, float, str, tuple)
 # Internal checks of descriptions.
 INNER = ["check_values", "from_fields", "numbers", "one_setting"]
 # What `Trainer.dry_run` calls.
-INNER += ["trace", "try_out", "sum_of_zeros", "stages_to_come"]
+INNER += ["trace", "try_out", "sum_of_zeros"]
 # Methods that descriptions inherit from a private base.
 INHERITED = ("from_dict", "level_names", "schemes", "shape", "to_dict", "with_scheme")
 

@@ -190,13 +190,11 @@ def _description(folder: Path) -> dict[str, Any]:
 def _source(source: Any) -> dict[str, Any]:
     """Returns what describes the training files: names, numbers and lists of names."""
     for name, value in _table("source", source).items():
-        several = value if isinstance(value, list) else [value]
-        if not all(isinstance(v, str | int | bool | None) for v in several):
-            raise TypeError(
-                f"source.{name} must be plain values, got {_validation.shown(value)}"
-            )
-        if name in ("groups", "features") and not isinstance(value, list):
-            raise TypeError(f"source.{name} must be a list of names")
+        for one in value if isinstance(value, list) else [value]:
+            kinds = str | int | bool | None
+            _validation.instance(f"source.{name}", one, kinds, "plain values")
+        if name in ("groups", "features"):
+            _validation.instance(f"source.{name}", value, list, "a list of names")
     return source
 
 
@@ -401,9 +399,7 @@ class _Table(dict[str, Any]):
 
 def _table(name: str, value: Any) -> _Table:
     """Returns an object of a file; the outermost is named "it"."""
-    if not isinstance(value, dict):
-        raise TypeError(f"{name} must be an object, got {_validation.shown(value)}")
-    table = _Table(value)
+    table = _Table(_validation.instance(name, value, dict, "an object"))
     table.name = "" if name == "it" else name
     return table
 

@@ -134,7 +134,8 @@ def try_out(run: Any, evaluations: Mapping[str, Evaluation]) -> None:
         flat_params(run.params)
         json.dumps(described_release(run))
     for split, evaluation in evaluations.items():
-        for name, learner, params in run.stages_to_come():
+        # With parameters as they are now.
+        for name, learner, params in stages_of(run, run.budget.takes_steps):
             with _explained(f"tracing the score of {name!r} on {split!r}"):
                 evaluation.trace(learner, params)
     if run.is_tried:
@@ -422,7 +423,7 @@ class Stage(NamedTuple):
     params: Any
 
 
-def stages_of(run: Any, *, has_stepped: bool) -> tuple[Stage, ...]:
+def stages_of(run: Any, has_stepped: bool) -> tuple[Stage, ...]:
     """Returns the stages of a `Trainer`'s state, the simplest first."""
     parts, state = run.parts, run.state
     ways = getattr(parts.learner, "ways", [1, 1, *run.sampler.slot_shape][-2])

@@ -196,11 +196,7 @@ class Trainer:
     def stages(self) -> tuple[loop.Stage, ...]:
         """The stages that the run has now, the simplest first: post-processing."""
         has_stepped = self.num_steps_taken > len(self.budget.before)
-        return loop.stages_of(self, has_stepped=has_stepped)
-
-    def stages_to_come(self) -> tuple[loop.Stage, ...]:
-        """The stages that the run will have, with parameters as they are now."""
-        return loop.stages_of(self, has_stepped=self.budget.takes_steps)
+        return loop.stages_of(self, has_stepped)
 
     def stages_after(self, step: int, params: Any) -> tuple[loop.Stage, ...]:
         """The stages that use the parameters after an earlier gradient step."""

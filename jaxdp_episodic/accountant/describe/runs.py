@@ -218,14 +218,13 @@ class RuleBook(Spec):
         """Returns "decide every ``steps`` steps": each choice is kept for that long."""
         names = _checked_names(options)
         length = _validation.whole_number("steps", steps)
-        if length == 1:
-            return cls("decide", {"decide": dict.fromkeys(names, "decide")})
-        moves = {"decide": {name: f"{name}, 1 of {length}" for name in names}}
-        for name in names:
-            for done in range(1, length):
-                last = done == length - 1
-                after = "decide" if last else f"{name}, {done + 1} of {length}"
-                moves[f"{name}, {done} of {length}"] = {name: after}
+
+        def after(name: str, done: int) -> str:
+            return "decide" if done == length else f"{name}, {done} of {length}"
+
+        moves = {"decide": {name: after(name, 1) for name in names}}
+        for name, done in itertools.product(names, range(1, length)):
+            moves[after(name, done)] = {name: after(name, done + 1)}
         return cls("decide", moves)
 
     @classmethod

@@ -7,8 +7,6 @@ import itertools
 import math
 from typing import Any
 
-import numpy as np
-
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import (
     PERSON,
@@ -105,10 +103,8 @@ def _step(dp_params: Any, noise: float, batch: float, relation: str) -> Gaussian
 def _schedule(name: str, value: Any) -> list[tuple[int, float]]:
     """Returns (first step, value) pairs in order; a number holds from step 0 on."""
     pairs = value if isinstance(value, list | tuple) else [(0, value)]
-    found = sorted(
-        (int(start), float(np.asarray(_validation.nonnegative_array(name, number))))
-        for start, number in pairs
-    )
+    check = _validation.nonnegative_array
+    found = sorted((int(n), _validation.one(name, one, check)) for n, one in pairs)
     if not found or found[0][0] != 0:
         raise ValueError(f"{name} must begin at step 0, got {_validation.shown(value)}")
     return found
@@ -195,8 +191,8 @@ def from_execution_plan(
             "neighboring_relation and noise_multiplier must be given with a strategy "
             f"alone, got {neighboring_relation!r} and {noise_multiplier!r}"
         )
-    noise = _validation.nonnegative_array("noise_multiplier", noise_multiplier)
-    noise = float(_validation.single("noise_multiplier", noise))
+    check = _validation.nonnegative_array
+    noise = _validation.one("noise_multiplier", noise_multiplier, check)
     bands = _validation.whole_number("num_bands", num_bands)
     event = _event(
         _base_strategy(plan), noise, neighboring_relation, num_examples, bands

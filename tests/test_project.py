@@ -318,15 +318,15 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 60_680,
-    "jaxdp_episodic/accountant/describe": 3_732,
+    "jaxdp_episodic": 60_635,
+    "jaxdp_episodic/accountant/describe": 3_694,
     "jaxdp_episodic/accountant/losses": 5_045,
     "jaxdp_episodic/accountant/methods": 5_749,
     "jaxdp_episodic/accountant/numerics": 3_143,
     "jaxdp_episodic/accountant/questions": 5_759,
     "jaxdp_episodic/accountant/bounds": 1_747,
-    "jaxdp_episodic/accountant/interop": 1_634,
-    "jaxdp_episodic/accountant/report": 2_025,
+    "jaxdp_episodic/accountant/interop": 1_630,
+    "jaxdp_episodic/accountant/report": 2_022,
     "jaxdp_episodic/trainer/data": 3_438,
     "jaxdp_episodic/trainer/draw": 1_409,
     "jaxdp_episodic/trainer/config": 1_315,

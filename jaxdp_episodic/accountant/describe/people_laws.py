@@ -34,21 +34,12 @@ MOST_AVERAGED = 10_000
 
 
 class Stage(NamedTuple):
-    """How the children of a drawn unit are drawn, and how many may hold the person.
+    """How the children of a drawn unit are drawn; fields may be arrays of settings."""
 
-    The fields may be arrays of many settings.
-
-    Attributes:
-      bound: largest number of a unit's children that can hold the person.
-      rate: probability of Poisson sampling; unused otherwise.
-      size: number drawn without replacement; 0 for Poisson sampling.
-      group: number of children of a unit or a lower bound; unused for Poisson sampling.
-    """
-
-    bound: Any
-    rate: Any
-    size: Any
-    group: Any
+    bound: Any  # largest number of a unit's children that can hold the person
+    rate: Any  # probability of Poisson sampling; unused otherwise
+    size: Any  # number drawn without replacement; 0 for Poisson sampling
+    group: Any  # children of a unit, or a lower bound; unused for Poisson sampling
 
     @property
     def is_poisson(self) -> bool:
@@ -100,10 +91,7 @@ def probability_of_any(number: Any, chance: float) -> Any:
 
 
 def log_visible(stages: Sequence[Stage]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distribution of the drawn units that can hold the person.
-
-    After all stages: the values kept by `tails_moved_up`, and their log-probabilities.
-    """
+    """Returns how many drawn units can hold the person: numbers, log-probabilities."""
     numbers, masses = np.ones(1), np.zeros(1)
     for stage in stages:
         if stage.is_poisson:
@@ -155,11 +143,8 @@ def tails_moved_up(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def fewer_binomials(
     number: np.ndarray, log_none: np.ndarray, log_weight: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns fewer and larger binomial distributions with weights, for many.
-
-    ``log_none`` is minus the log-probability of 0 successes. Numbers of trials and
-    ``log_none`` are rounded up.
-    """
+    """Returns fewer binomial distributions, of rounded up numbers, with weights."""
+    # ``log_none`` is minus the log-probability of 0 successes.
     most = np.clip(_MOST_TERMS / max(np.max(number), 1.0), 2.0, _MOST_LAWS)
     if len(number) <= most:
         return number.astype(np.float64), log_none, log_weight
@@ -243,12 +228,9 @@ def log_reached_mean(
 def log_unseen_groups(
     classes: float, ways: float, bound: float, chance: float, rate: float
 ) -> np.ndarray:
-    """The joint distribution of n and c in Theorem A averaged over partitions.
-
-    n is the number of the person's groups that are not drawn without the person (not
-    in L), c the number of the person's classes in them. See docs/proofs.md, "People in
-    many units".
-    """
+    """The joint distribution of n and c in Theorem A averaged over partitions."""
+    # n of the person's groups are not drawn without the person (not in L), and hold c
+    # of the person's classes: docs/proofs.md, "People in many units".
     groups, bound = int(classes // ways), int(bound)
     rest, most = int(classes - groups * ways), min(bound, groups)
     a = np.arange(min(int(ways), bound) + 1.0)

@@ -434,11 +434,8 @@ def bounds_with_copies(
     people: PersonBounds | None,
     copies: int,
 ) -> tuple[str | None, PersonBounds | None]:
-    """Returns privacy unit and bounds if each class has ``copies`` copies.
-
-    Copies of a class are other classes of the same unit one level up. Without a level
-    of classes, copies are examples.
-    """
+    """Returns privacy unit and bounds if each class has ``copies`` copies."""
+    # Copies of a class are other classes of the same unit one level up.
     names = sampling.level_names
     if isinstance(sampling, PeopleBlocks):
         privacy_unit = PERSON

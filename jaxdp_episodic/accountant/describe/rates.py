@@ -28,25 +28,15 @@ NEIGHBORING_RELATIONS = ("add_remove", "replace_one", "zero_out")
 
 @dataclass(frozen=True, eq=False)
 class PathRates:
-    """Rates of every level along each of P distinct paths.
+    """Rates of every level along P distinct paths, each (*shape of the scheme, P)."""
 
-    Each array has shape (*shape of the scheme, P).
-
-    Attributes:
-      rates: probability that a child of a drawn parent is drawn.
-      group_sizes: number of children; None if unknown.
-      draw_sizes: number of children drawn without replacement; None for other schemes.
-      sizes_are_exact: whether a level's spec states that its sizes are exact.
-      multiplicity: (P,) number of units of the last level on each path.
-      paths: the paths of the population; None without one.
-    """
-
-    rates: tuple[np.ndarray, ...]
-    group_sizes: tuple[np.ndarray | None, ...]
+    rates: tuple[np.ndarray, ...]  # probability to draw a child of a drawn parent
+    group_sizes: tuple[np.ndarray | None, ...]  # number of children; None if unknown
+    # Number of children drawn without replacement; None for other schemes.
     draw_sizes: tuple[np.ndarray | None, ...]
-    sizes_are_exact: tuple[bool, ...]
-    multiplicity: np.ndarray
-    paths: DistinctPaths | None
+    sizes_are_exact: tuple[bool, ...]  # whether the level's spec states that
+    multiplicity: np.ndarray  # (P,) number of units of the last level on each path
+    paths: DistinctPaths | None  # of the population
 
     @property
     def num_levels(self) -> int:
@@ -261,11 +251,8 @@ _RAISED = 2e-10
 def cut_weights(
     population: np.ndarray, batch_size: np.ndarray, rate: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ``P(M < b)``, ``P(M >= b)``, r, and a factor that makes lower bounds.
-
-    M is the number of other units in the Poisson sample, b the batch size, and the
-    three probabilities are upper bounds.
-    """
+    """Returns ``P(M < b)``, ``P(M >= b)``, r, and a factor that makes lower bounds."""
+    # M other units are in the sample, b is the batch size; all three are upper bounds.
     # r = E[q b / (M + 1) | M >= b] = b P(Binomial(N, q) > b) / (N P(M >= b)). The
     # factor is within 1e-9 of 1, unless of 1e8 units the batch is hardly ever full.
     n, b, q = np.broadcast_arrays(population, batch_size, rate)

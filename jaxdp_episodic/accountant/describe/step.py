@@ -506,10 +506,7 @@ def parts_of(
 
 
 def steps_owed(step: GaussianStep, num_steps: ArrayLike, planned: int) -> np.ndarray:
-    """Returns the steps to be charged if a run ends or pauses after ``num_steps``.
-
-    An epoch that has begun is charged as a whole, up to the ``planned`` steps.
-    """
+    """Returns the steps to be charged: begun epochs are whole, up to the plan's end."""
     taken = np.asarray(num_steps, np.int64)
     if epoch_scheme(step.design) is None:
         return taken

@@ -478,11 +478,8 @@ class LedgerContent(NamedTuple):
         return compose(*groups), None
 
     def groups_owed(self) -> list[tuple[GaussianStep, int]]:
-        """Returns the steps to be charged: whole epochs; for adaptive runs the quotas.
-
-        An epoch that has begun counts as a whole, because the file does not say why the
-        run ended.
-        """
+        """Returns the steps to be charged: whole epochs; if adaptive, the quotas."""
+        # The file does not say why a run ended within an epoch.
         if self.adaptive is not None:
             fixed = self.adaptive.as_fixed()
             if fixed is None:

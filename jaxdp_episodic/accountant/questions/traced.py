@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import operator
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -45,8 +43,6 @@ _WHOLE = (
     *("size", "population", "num_episodes", "num_classes", "ways"),
     *("steps_per_epoch", "times", "batch_size"),
 )
-# Marks an error whose message XLA raises in full.
-_RAISED = "_jaxdp_episodic_raised"
 Check = Callable[[str, Any], np.ndarray]
 Words = tuple[tuple[int, ...], ...]
 """Requested values: the result, (), and derivatives by missing numbers, (i,)."""
@@ -296,7 +292,8 @@ def _called_back(
         try:
             found = question.rows(words, *arrays)
         except Exception as error:
-            raise _alone(error) from None
+            # XLA's message lists the frames of a traceback before the error's own.
+            raise error.with_traceback(None) from None
         found = [np.broadcast_to(row, arrays[0].shape) for row in found]
         with np.errstate(all="ignore"):
             new = [_rounded_up(found[0], dtype), *(r.astype(dtype) for r in found[1:])]
@@ -315,21 +312,6 @@ def _called_back(
     # Callbacks do not declare this.
     varies = functools.reduce(operator.and_, (leaf == leaf for leaf in leaves))
     return tuple(jax.numpy.where(varies, row, row) for row in found)
-
-
-def _alone(error: Exception) -> Exception:
-    """Returns the error without its traceback, for XLA's message and JAX's log."""
-    logging.getLogger("jax._src.callback").addFilter(_is_of_others)
-    # XLA lists all frames above the innermost one; the frame of a generator has none.
-    empty: Any = (nothing for nothing in ())
-    error.__dict__[_RAISED] = True
-    return error.with_traceback(TracebackType(None, empty.gi_frame, 0, 1))
-
-
-def _is_of_others(record: logging.LogRecord) -> bool:
-    """Whether a line of JAX's log is not about an error that is raised anyway."""
-    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-    return _RAISED not in getattr(error, "__dict__", {})
 
 
 def _widened(array: np.ndarray) -> np.ndarray:

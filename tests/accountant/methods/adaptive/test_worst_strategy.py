@@ -219,8 +219,7 @@ def test_odometers(options, prices, budget, first, root, backward, low, high):
 def test_the_margin_makes_a_valid_odometer():
     problem = Problem.of(budget_graph((1,), 50), [gaussian(1.75, 0.1)])
     one = math.log(1e-5)
-    solver = solver_of(EpsilonAt(np.asarray(one)), problem)
-    naive = solver.ends_of({i: i for i in range(51)})
+    naive = solver_of(at_delta(1e-5), problem).ends_of({i: i for i in range(51)})
     assert naive[50] == pytest.approx(2.0006, abs=5e-4)
     # Read at a chosen time, the naive odometer is wrong by a factor of eight.
     assert math.exp(odometer_delta(problem, naive.tolist()).lower) > 7.7e-5

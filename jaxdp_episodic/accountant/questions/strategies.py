@@ -35,11 +35,8 @@ from jaxdp_episodic.accountant.methods.run import (
 )
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of, runs_of_parts
-from jaxdp_episodic.accountant.questions.worst_path import rounded_up, undominated_paths
+from jaxdp_episodic.accountant.questions.worst_path import undominated_paths
 
-# Largest number of paths that are solved one by one; with more, rates are rounded up to
-# make paths equal.
-_MOST_PATHS = 8
 # log(1e-20): below this delta the width of the ends causes no warning.
 _LOG_NEGLIGIBLE = -46.0
 # Budgets for which prices are tried.
@@ -262,25 +259,19 @@ def _ends_by_theorem(
 ) -> Interval:
     """The smallest ends over theorems, each on its worst path."""
     found = []
-    for above, below in problems_by_theorem(game):
-        if question is not None and len(above) > 1:
-            above.sort(key=lambda problem: -Solver(question, problem).expected)
+    for problems in problems_by_theorem(game):
+        if question is not None and len(problems) > 1:
+            problems.sort(key=lambda problem: -Solver(question, problem).expected)
         lower, upper = -math.inf, -math.inf
-        for problem in above:
+        for problem in problems:
             each = of_path(problem, lower)
-            upper = max(upper, each.upper)
-            lower = lower if below else max(lower, each.lower)
-        for problem in below:
-            lower = max(lower, of_path(problem, -math.inf).lower)
+            lower, upper = max(lower, each.lower), max(upper, each.upper)
         found.append(Interval(min(lower, upper), upper))
     return Interval(*map(min, zip(*found, strict=True)))
 
 
-def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Problem]]]:
-    """Yields for each theorem the problems of the paths.
-
-    With many paths, rates are rounded up; the second list then has true paths.
-    """
+def problems_by_theorem(game: Game) -> Iterator[list[Problem]]:
+    """Yields for each theorem the problems of the paths that no other path exceeds."""
     for runs in _runs_by_theorem(game):
         joint = Run(
             tuple(loss for run in runs for loss in run.losses),
@@ -288,23 +279,15 @@ def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Proble
         )
         if joint.shape[-1] > 1:
             joint = joint.take_paths(undominated_paths(joint))
-        above, members = joint, []
-        if joint.shape[-1] > _MOST_PATHS:
-            above, group, _ = rounded_up(joint, _MOST_PATHS)
-            members = np.unique(group, return_index=True)[1].tolist()
-
-        def of_path(joint: Run, path: int, runs: Any = runs) -> Problem:
+        problems = []
+        for path in range(joint.shape[-1]):
             one, options, at = joint.take_paths(np.array([path])), [], 0
             for run in runs:
                 end = at + len(run.losses)
                 options.append(Run(one.losses[at:end], one.counts[at:end]))
                 at = end
-            return Problem.of(game.graph, options)
-
-        yield (
-            [of_path(above, i) for i in range(above.shape[-1])],
-            [of_path(joint, i) for i in members],
-        )
+            problems.append(Problem.of(game.graph, options))
+        yield problems
 
 
 def _runs_by_theorem(game: Game) -> Iterator[tuple[Run, ...]]:
@@ -326,8 +309,8 @@ def least_of_theorems(game: Game, of_path: Callable[[Problem], Any]) -> Any:
     return functools.reduce(
         np.minimum,
         (
-            functools.reduce(np.maximum, map(of_path, above))
-            for above, _ in problems_by_theorem(game)
+            functools.reduce(np.maximum, map(of_path, problems))
+            for problems in problems_by_theorem(game)
         ),
     )
 

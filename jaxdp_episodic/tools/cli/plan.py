@@ -74,7 +74,11 @@ def do_plan(o: command.Options) -> list[str]:
     lines += [f"{name}: {why}" for name, why in plan.gains.items()]
     lines += [f"left out: {'; '.join(v)}: {k}" for k, v in plan.left_out.items()]
     lines += advice(plan)
-    if _rests_on_private_sizes(what, pipeline):
+    shape, tasks = target.episode, what.population.level_names[:1]
+    counts_tasks = shape.ways is None and target.privacy_unit in tasks
+    # A pipeline that was weighed was chosen by the number of units.
+    uses_sizes = pipeline.weighed or shape.population is None or counts_tasks
+    if target.neighboring_relation == "add_remove" and uses_sizes:
         lines.append(
             "note: the plan used sizes of the data, which are private under "
             "add_remove; so is everything written here. If examples are protected, "
@@ -98,18 +102,6 @@ def _searched(
         config = relocated(config, base)
         TrainingConfig.from_dict(config, where="config")
     return plan, pipeline, config, weighed
-
-
-def _rests_on_private_sizes(description: PlanDescription, pipeline: Pipeline) -> bool:
-    """True if the plan depends on a private size or number of tasks."""
-    request = description.request
-    if request.neighboring_relation != "add_remove":
-        return False
-    if pipeline.weighed:
-        return True  # the pipeline was chosen by the number of units
-    tasks = description.population.level_names[:1]
-    counts_tasks = request.episode.ways is None and request.privacy_unit in tasks
-    return request.episode.population is None or counts_tasks
 
 
 def relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:

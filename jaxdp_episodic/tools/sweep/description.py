@@ -130,7 +130,7 @@ class Axis(fields.CheckedSpec):
         (way,) = given
         if way != "values" and self.field in WORD_FIELDS:
             raise ValueError(f"{self.field} must be given by values, got {way}")
-        given, checked = getattr(self, way), None
+        given = getattr(self, way)
         if self.field in WORD_FIELDS:
             checked = fields.listed(way, given)
             if max(map(len, checked)) > _MAX_LETTERS:

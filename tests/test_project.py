@@ -318,8 +318,8 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 60_592,
-    "jaxdp_episodic/accountant/describe": 3_694,
+    "jaxdp_episodic": 60_580,
+    "jaxdp_episodic/accountant/describe": 3_682,
     "jaxdp_episodic/accountant/losses": 5_045,
     "jaxdp_episodic/accountant/methods": 5_749,
     "jaxdp_episodic/accountant/numerics": 3_143,

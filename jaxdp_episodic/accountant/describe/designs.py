@@ -71,9 +71,6 @@ class Poisson(LevelScheme):
         is needed in two cases: if contributions are clipped below the privacy unit, it
         bounds their number; in training under ``zero_out``, at the protected level, it
         is the number of slots.
-
-    Raises:
-      ValueError: a reserved name.
     """
 
     rate_field = "sampling_probability"
@@ -154,9 +151,6 @@ class RandomAllocation(LevelScheme):
         consecutive steps, the first ``steps_per_epoch % times`` of them one step
         longer, and each unit picks one step of every block.
 
-    Raises:
-      ValueError: a reserved name.
-
     Reference: Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha, Zhang (2024),
     arXiv:2412.16802; Feldman and Shenfeld (2025), arXiv:2502.08202.
     """
@@ -181,9 +175,6 @@ class ShuffledEpochs(LevelScheme):
     Attributes:
       name: the level's name. It must be the first level and the clip unit.
       steps_per_epoch: whole number >= 1 (scalar or array).
-
-    Raises:
-      ValueError: a reserved name.
 
     Reference: Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha, Zhang (2024),
     arXiv:2403.17673: shuffling can cost far more than Poisson sampling.
@@ -264,7 +255,7 @@ class MultistageSampling(Design):
 
     Raises:
       TypeError: a level that is not a scheme.
-      ValueError: no level, repeated names, or fields that do not broadcast.
+      ValueError: no level, repeated or reserved names, or fields that do not broadcast.
     """
 
     nested_specs = {

@@ -72,9 +72,6 @@ class Bands(Spec):
         "person" for `PeopleBlocks`.
       horizon: number of steps that the optimizer remembers, >= 1, or inf. The
         coefficients are fitted to it; the guarantee does not depend on it.
-
-    Raises:
-      ValueError: a number out of range.
     """
 
     singles = {

@@ -373,15 +373,14 @@ class RunStore(RunFile):
 
     def forget(self, kind: str) -> None:
         """Overwrites the arrays of a kind, in the write-ahead log too."""
-        if self._row("SELECT 1 FROM arrays WHERE kind = ? LIMIT 1", kind) is None:
-            return
-        self._db.execute("PRAGMA secure_delete = ON")
-        try:
-            with self._commit() as db:
-                db.execute("DELETE FROM arrays WHERE kind = ?", (kind,))
-        finally:
-            self._db.execute("PRAGMA secure_delete = OFF")
-        self._empty_log()
+        if self._row("SELECT 1 FROM arrays WHERE kind = ? LIMIT 1", kind) is not None:
+            self._db.execute("PRAGMA secure_delete = ON")
+            try:
+                with self._commit() as db:
+                    db.execute("DELETE FROM arrays WHERE kind = ?", (kind,))
+            finally:
+                self._db.execute("PRAGMA secure_delete = OFF")
+        self._empty_log()  # also if it could not be emptied before
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Adds a record to the log; it is written with the next commit."""

@@ -487,12 +487,12 @@ def test_a_long_read_ends_a_run_that_must_erase(path, monkeypatch):
     secret = np.random.default_rng(0).bytes(3_000)
     store = RunStore(path)
     store.begin_session({})
-    store.keep(EPOCH, 0, [np.frombuffer(secret, np.uint8)])
-    with RunFile(path), pytest.raises(BlockingIOError, match="such as a report"):
-        store.forget(EPOCH)
-    assert store.kept(EPOCH) is None and reads(path, secret[:99])
-    store.keep(EPOCH, 1, [np.ones(3)])
+    store.keep(EPOCH, 0, arrays := [np.frombuffer(secret, np.uint8)])
     with RunFile(path):
+        for act in (store.forget, lambda kind: store.keep(kind, 1, arrays)):
+            with pytest.raises(BlockingIOError, match="such as a report"):
+                act(EPOCH)
+        assert store.kept(EPOCH) is None and reads(path, secret[:99])
         store.close()
         again = RunStore(path)
         with pytest.raises(BlockingIOError, match="end that process and go on"):

@@ -86,10 +86,6 @@ class Scale(NamedTuple):
     # The scale for one-sided differences downwards, tried second; 0: none.
     falls: np.ndarray
 
-    def where(self, condition: np.ndarray) -> Scale:
-        """Returns the scale with no derivatives elsewhere."""
-        return Scale(*(np.where(condition, part, 0) for part in self))
-
 
 def epsilon_and_gradient(
     step: GaussianStep | ComposedSteps,
@@ -304,7 +300,8 @@ class Question(NamedTuple):
         def bound(some: Question) -> np.ndarray:
             return some._by_method("exact").value
 
-        scale = scale.where(wanted)._replace(falls=np.zeros(wanted.shape))
+        size, none = np.where(wanted, scale.size, 0.0), np.zeros(wanted.shape)
+        scale = Scale(size, scale.rises, none)
         wide, narrow = (
             self.difference(bound, places, scale, (share,), np.inf)
             for share in _OF_BOUNDS

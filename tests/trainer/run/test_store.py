@@ -335,6 +335,7 @@ def test_a_state_without_its_charges_is_refused(path):
         "UPDATE arrays SET head = replace(head, '[3]', '[1, 3]')",
         "UPDATE arrays SET head = replace(head, 'float64', 'int64')",
         "UPDATE arrays SET data = zeroblob(24) WHERE place = 0",
+        "UPDATE arrays SET kind = 'releasd' WHERE kind = 'release'",
         "UPDATE texts SET value = CAST(x'7bff7d' AS TEXT) WHERE kind = 'log'",
     ],
 )
@@ -376,9 +377,8 @@ def test_a_crash_while_the_log_is_created_or_removed_is_accepted(path, monkeypat
         data = bytearray(path.read_bytes())
         data[18:20] = b"\2\2"  # the header names the log
         path.write_bytes(data)
-        content = read_ledger(path)
-        assert (content.charged, content.is_closed) == (charged, False)
         with opened(path) as store:
+            assert store.mark.charged == charged and not store.is_closed
             store.begin_session({})
             store.charge("phase 1")
         assert read_ledger(path).is_closed

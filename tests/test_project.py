@@ -318,9 +318,9 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 60_576,
+    "jaxdp_episodic": 60_546,
     "jaxdp_episodic/accountant/describe": 3_682,
-    "jaxdp_episodic/accountant/losses": 5_045,
+    "jaxdp_episodic/accountant/losses": 5_015,
     "jaxdp_episodic/accountant/methods": 5_749,
     "jaxdp_episodic/accountant/numerics": 3_143,
     "jaxdp_episodic/accountant/questions": 5_721,

@@ -79,11 +79,6 @@ class FiniteLoss(FiniteValues, Moments):
         occurs = log_masses > -np.inf
         return losses[occurs], log_masses[occurs]
 
-    @property
-    def num_values(self) -> int:
-        """See `FiniteValues`: padding included."""
-        return len(self.losses)
-
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`; exact."""
         return log_excess_of_atoms(*self._atoms(t.shape), t, rule)

@@ -254,7 +254,7 @@ def _nodes(
     # s²/2} lie where Im x is an odd multiple of pi / s (Laguerre). Mixtures of both
     # signs have lower ones, and paths stay below them.
     backward, log_cut, height = (a + 0 * cover for a in rule[:3])
-    ratios = Ratios.of(parts.above(np.min(log_cut, axis=0)), cover, replaced=replaced)
+    ratios = Ratios.of(parts, cover, replaced=replaced)
     s, floor = ratios.parts.shift, ratios.floor
     zero = np.zeros_like(s)
     kink, turn = ratios.turning_point()
@@ -302,7 +302,7 @@ def _nodes(
         loss, density = (x.reshape(-1, s.size) for x in (sign * loss, density))
         return collected((a, b), (c, d), density, loss)
 
-    return _shortened(map_first(one, above, below, log_cut))
+    return map_first(one, above, below, log_cut)
 
 
 def _ends(ratios: Ratios, log_cut: Array) -> tuple[Array, Array]:
@@ -331,19 +331,6 @@ def _weighted(
     counts = size + (1 - backward) * re > log_cut
     found = (np.where(counts, part, 0.0) for pair in pairs for part in pair)
     return [part.reshape(-1, part.shape[-1]) for part in found]
-
-
-def _shortened(nodes: LossNodes) -> LossNodes:
-    """Drops rows of (V, K, n) nodes that have no weight in any setting."""
-    used = (nodes.weight[0] != 0) | (nodes.weight[1] != 0)
-    number = int(np.max(np.sum(used, axis=1), initial=1))
-    order = np.argsort(~used, axis=1, kind="stable")[:, :number]
-
-    def taken(pair: Pair) -> Pair:
-        re, im = (np.take_along_axis(part, order, axis=1) for part in pair)
-        return re, im
-
-    return nodes._replace(loss=taken(nodes.loss), weight=taken(nodes.weight))
 
 
 # Error of losses from rounding a root, over 1 + u: the largest of 400 that were

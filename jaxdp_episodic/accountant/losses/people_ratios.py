@@ -54,13 +54,6 @@ class Components(NamedTuple):
             log_some=log_some, log_none=log_none, is_hidden=rate + 0 * self.shift < 1
         )
 
-    def above(self, least: np.ndarray) -> Components:
-        """The components with a weight above ``least`` somewhere, or the largest."""
-        used = np.any(self.log_weight > least, axis=1)
-        used[np.argmax(np.max(self.log_weight, axis=1))] = True
-        *columns, shift, is_hidden = self
-        return Components._make([*(a[used] for a in columns), shift, is_hidden])
-
     def log_shares(self, j: Array) -> Array:
         """Returns ``log(b_j / p) - j² s² / 2``; j has one further axis in front."""
         counts, rests = self.count, self.log_rest

@@ -246,11 +246,6 @@ class FiniteValues(Profile):
         """Returns (J,) losses and their log-probabilities; fields must be scalars."""
 
     @property
-    def num_values(self) -> int:
-        """Upper bound of the number of losses."""
-        return len(self.values()[0])
-
-    @property
     def largest_size(self) -> np.ndarray:
         """The largest absolute value of a loss, in nats."""
         return np.maximum(*(self.largest_loss(backward=b) for b in (False, True)))

@@ -117,7 +117,7 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
     gap = np.maximum(run.facts.largest_losses[backward] - epsilon, 0.0)
     gap = np.where(run.facts.is_unprotected, np.inf, gap)
     chance = np.zeros(gap.shape)
-    for loss, count in run.uses:
+    for loss, count in zip(run.losses, run.counts, strict=True):
         # The largest loss is rounded; an infinite one gives no bound.
         with np.errstate(all="ignore"):
             u = loss.largest_loss(backward=backward) * (1 - 1e-12) - gap
@@ -165,7 +165,9 @@ def undominated_paths(run: Run) -> np.ndarray:
     first, _ = _distinct(columns)
     # Ranks have the order of the numbers, are fast to compare and can be added: no
     # other path dominates the one with the largest sum.
-    ranks = np.stack([_ranks(column) for column in columns[first].T], axis=1)
+    ranks = np.empty((len(first), columns.shape[1]), np.int64)
+    for rank, column in zip(ranks.T, columns[first].T, strict=True):
+        rank[:] = np.unique(column, return_inverse=True)[1]
     left = first[np.argsort(-ranks.sum(axis=1), kind="stable")]
     kept = []
     budget = _MOST_COMPARISONS
@@ -216,21 +218,8 @@ def _columns(run: Run) -> np.ndarray:
 
 def _distinct(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the first row of each set of equal rows, and the set of each row."""
-    code = np.zeros(len(columns), np.int64)
-    first = np.arange(min(len(columns), 1))
-    for column in columns.T:
-        ranks = _ranks(column)
-        # Below P * P, so no overflow.
-        _, first, code = np.unique(
-            code * (ranks.max(initial=0) + 1) + ranks,
-            return_index=True,
-            return_inverse=True,
-        )
-    return first, code
-
-
-def _ranks(column: np.ndarray) -> np.ndarray:
-    return np.unique(column, return_inverse=True)[1]
+    _, first, group = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+    return first, group.reshape(-1)
 
 
 def _rounded(loss: PrivacyLoss, spacing: float) -> PrivacyLoss:

@@ -26,7 +26,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     at,
     fori_loop,
     map_arrays,
-    running_max,
     where_needed,
 )
 
@@ -304,7 +303,8 @@ def _lie_apart(
     # A part begins behind a valley of the density, which lies below both sides.
     size, zero = xp.hypot(*nodes.weight), xp.zeros_like(nodes.mass)
     height = xp.log(xp.maximum(size, 1e-300))
-    sides = running_max(xp, xp.stack([height, height[::-1]], axis=1))
+    both = xp.stack([height, height[::-1]], axis=1)
+    sides = xp.maximum.accumulate(both, axis=0)
     low = xp.minimum(sides[:, 0], sides[::-1, 1]) - height > _VALLEY
     begins = low & ~xp.concatenate([0 > height[:1] * 0, low[:-1]])
 

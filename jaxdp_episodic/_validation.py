@@ -8,6 +8,7 @@ are strings; NaN is never accepted.
 from __future__ import annotations
 
 import difflib
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -39,8 +40,16 @@ def prefixed(place: Any) -> Iterator[None]:
         raise kind(f"{place}: {error}") from error
 
 
-def real_array(name: str, value: Any) -> np.ndarray:
-    """Returns ``value`` as a float64 array without NaN."""
+def real_array(
+    name: str,
+    value: Any,
+    rule: str = "",
+    is_good: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> np.ndarray:
+    """Returns ``value`` as a float64 array without NaN.
+
+    All elements must be good, which the ``rule`` says in words.
+    """
     array = _numeric(name, value)
     with np.errstate(over="ignore"):  # long doubles beyond float64 become infinite
         array = array.astype(np.float64)
@@ -48,6 +57,8 @@ def real_array(name: str, value: Any) -> np.ndarray:
     result = array + 0.0
     if np.isnan(result).any():
         raise ValueError(f"{name} must not be NaN, got {shown(value)}")
+    if is_good is not None and not (good := is_good(result)).all():
+        raise ValueError(f"{name} must {rule}, got {_first_bad(value, ~good)}")
     return result
 
 
@@ -69,15 +80,7 @@ def reals(
     rule: str, is_good: Callable[[np.ndarray], np.ndarray]
 ) -> Callable[[str, Any], np.ndarray]:
     """Returns a check: float64 arrays of which all elements satisfy the rule."""
-
-    def check(name: str, value: Any) -> np.ndarray:
-        array = real_array(name, value)
-        good = is_good(array)
-        if not good.all():
-            raise ValueError(f"{name} must {rule}, got {_first_bad(value, ~good)}")
-        return array
-
-    return check
+    return functools.partial(real_array, rule=rule, is_good=is_good)
 
 
 probability_array = reals("lie in [0, 1]", lambda a: (a >= 0) & (a <= 1))
@@ -204,7 +207,7 @@ def _numeric(name: str, value: Any) -> np.ndarray:
     """Returns an integer or float array; raises for everything else."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array: its mask would be lost")
-    if is_traced(value):
+    if not isinstance(value, float | int | np.ndarray) and is_traced(value):
         raise TypeError(
             f"{name} must be a known number, got a value that JAX traces: call this "
             "outside of jax.jit, jax.grad and jax.vmap, or use jaxdp_episodic.traced"

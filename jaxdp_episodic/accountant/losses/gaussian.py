@@ -259,14 +259,12 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         """See `Nodes`."""
         # 60 nodes give 2e-9 of epsilon up to shifts of 2, 120 give 1e-8 of M up to 4.
         s, p, backward = self.shift, Rate.of(self.rate), rule.backward
-        xp = namespace(s, rule.log_cut)
-        reach = xp.sqrt(-2 * rule.log_cut)
-        low = -reach
-        high = xp.sqrt(2 * xp.maximum(p.log - rule.log_cut, 1.0))
-        high = xp.maximum(reach, s + high)
+        xp, cut = namespace(s, rule.log_cut), rule.log_cut
+        reach = xp.sqrt(-2 * cut)
+        high = xp.maximum(reach, s + xp.sqrt(2 * xp.maximum(p.log - cut, 1.0)))
         kink = xp.clip(0.5 * s + (p.log_rest - p.log) / s, -20.0, 1e9)
         # Left of it P/Q is near 1 - p and Q's probability negligible.
-        low = xp.where(backward > 0, low, xp.maximum(low, FURTHEST_LEFT))
+        low = xp.where(backward > 0, -reach, xp.maximum(-reach, FURTHEST_LEFT))
         fewer = max(rule.num_nodes - _SPARED, _FEWEST)
         number = min(3 * rule.num_nodes // 4, fewer)
         line = stored(xp, whole_line(low, high, kink, s, number))

@@ -203,8 +203,10 @@ class NoisyLoss(PrivacyLoss):
 
     def kept_in_range(self) -> Self:
         """Returns rates and shifts that kernels can compute with."""
-        shift = np.clip(self.shift, self.SMALLEST_LOSS, self.LARGEST_LOSS)
-        return dataclasses.replace(super().kept_in_range(), shift=shift)
+        raised = {"shift": np.clip(self.shift, self.SMALLEST_LOSS, self.LARGEST_LOSS)}
+        for name, rate in self.rates.items():
+            raised[name] = np.maximum(rate, _SMALLEST_RATE)
+        return dataclasses.replace(self, **raised)
 
     @property
     def rate_within(self) -> Array:
@@ -286,7 +288,7 @@ class Nodes(PrivacyLoss):
     @property
     def num_terms(self) -> Array:
         """Number of distributions of which the loss distribution is a mixture."""
-        return np.ones_like(self.outer_rate)
+        return namespace(self.outer_rate).ones_like(self.outer_rate)
 
     def truncated(
         self, log_goal: np.ndarray, count: np.ndarray

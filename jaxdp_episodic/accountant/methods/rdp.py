@@ -361,7 +361,7 @@ def at_most_total_variation(
     log_delta = target if question.is_epsilon else value
     asked = (value > 0) if question.is_epsilon else np.isfinite(value)
     total = np.zeros(run.shape)
-    for loss, count in run.uses:
+    for loss, count in zip(run.losses, run.counts, strict=True):
         total = total + np.where(loss.loses_nothing, 0.0, count * estimate(loss))
     with np.errstate(divide="ignore"):
         asked &= np.log(total) < log_delta + NEAR
@@ -371,7 +371,7 @@ def at_most_total_variation(
     some = run.flattened(value.shape).take(chosen)
     log_same = np.zeros(chosen.shape)
     with np.errstate(divide="ignore"), bounding_few(chosen.size, _FEW_PROFILES):
-        for loss, count in some.uses:
+        for loss, count in zip(some.losses, some.counts, strict=True):
             one = np.zeros(chosen.shape)
             if isinstance(loss, Profile) and not isinstance(loss, BoundingPair):
                 one = delta_of_profile(np.zeros(chosen.shape), loss.kept_in_range())

@@ -201,11 +201,6 @@ class Run:
     losses: tuple[PrivacyLoss, ...]
     counts: tuple[np.ndarray, ...]  # the number of each step; whole numbers as floats
 
-    @functools.cached_property
-    def uses(self) -> tuple[tuple[Any, np.ndarray], ...]:
-        """Pairs of a loss and its count."""
-        return tuple(zip(self.losses, self.counts, strict=True))
-
     # --- Arrays ---
 
     @functools.cached_property
@@ -226,11 +221,11 @@ class Run:
             map_arrays(arrays.append, self)
             if set(map(np.shape, arrays)) == {shape}:
                 return self  # with its cached properties
-        return self.map(
-            lambda field: np.broadcast_to(np.asarray(field, np.float64), shape).reshape(
-                -1
-            )
-        )
+
+        def flat(field: np.ndarray) -> np.ndarray:
+            return np.broadcast_to(np.asarray(field, np.float64), shape).reshape(-1)
+
+        return self.map(flat)
 
     def take(self, index: np.ndarray) -> Self:
         """Returns the settings with ascending indices of a flattened run."""
@@ -254,7 +249,7 @@ class Run:
     def in_reach(self) -> Self:
         """Returns an *upper bound* of the run that needs less noise."""
         uses = []
-        for loss, count in self.uses:
+        for loss, count in zip(self.losses, self.counts, strict=True):
             beyond = loss.is_unprotected & (count > 0)
             other = loss.with_little_noise() if np.any(beyond) else None
             if other is None:
@@ -278,7 +273,9 @@ class Run:
 
     def kept(self) -> Self:
         """Returns the run without unprotected steps: given a finite loss."""
-        counts = (np.where(loss.is_unprotected, 0.0, n) for loss, n in self.uses)
+        counts = []
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            counts.append(np.where(loss.is_unprotected, 0.0, count))
         return type(self)(self.losses, tuple(counts))
 
     def with_losses(self, losses: tuple[PrivacyLoss, ...]) -> Self:
@@ -306,7 +303,7 @@ class Run:
         some, unprotected, too_little = np.zeros((3, *self.shape), bool)
         log_kept, forward, backward = np.zeros((3, *self.shape))
         with np.errstate(invalid="ignore"):  # no step times an infinite amount
-            for loss, count in self.uses:
+            for loss, count in zip(self.losses, self.counts, strict=True):
                 taken = count > 0
                 loses = taken & ~loss.loses_nothing
                 some |= loses
@@ -326,7 +323,7 @@ class Run:
     def gaussian_shift(self) -> np.ndarray:
         """Returns the shift if all steps are Gaussians without sampling; else 0."""
         square, are_gaussian = np.zeros(self.shape), np.ones(self.shape, bool)
-        for loss, count in self.uses:
+        for loss, count in zip(self.losses, self.counts, strict=True):
             kept = loss.kept_in_range()
             known = kept.gaussian_shift() if isinstance(kept, Nodes) else 0.0
             shift = np.where(loss.outer_rate >= 1, known, 0.0)
@@ -366,7 +363,7 @@ class Run:
     def certified_error(self) -> tuple[np.ndarray, np.ndarray]:
         """See `BoundingPair.certified_error`: the sum over all steps."""
         of_mass, of_loss = np.zeros(self.shape), np.zeros(self.shape)
-        for loss, count in self.uses:
+        for loss, count in zip(self.losses, self.counts, strict=True):
             if isinstance(loss, BoundingPair):
                 mass, place = loss.certified_error()
                 of_mass, of_loss = of_mass + count * mass, of_loss + count * place
@@ -375,15 +372,17 @@ class Run:
     def groups(self) -> tuple[Group, ...]:
         """Returns the steps by mechanism, with fields that kernels accept."""
         by_class: dict[type, list[Group]] = {}
-        for loss, count in self.uses:
-            left_out = loss.loses_nothing | loss.is_unprotected
+        everywhere = functools.partial(np.broadcast_to, shape=self.shape)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            left_out = np.logical_or(loss.loses_nothing, loss.is_unprotected)
             one = Group(loss.kept_in_range(), np.where(left_out, 0.0, count))
-            flat = map_arrays(lambda a: np.broadcast_to(a, self.shape).reshape(-1), one)
-            by_class.setdefault(type(loss), []).append(flat)
+            by_class.setdefault(type(loss), []).append(map_arrays(everywhere, one))
         groups = []
         for kind, steps in by_class.items():
             losses, counts = zip(*steps, strict=True)
-            groups.append(Group(kind.stack(losses), np.array(counts)))
+            flat = operator.methodcaller("reshape", len(counts), -1)
+            stacked = Group(kind.stack(losses), np.array(counts))
+            groups.append(map_arrays(flat, stacked))
         return tuple(groups)
 
 
@@ -391,37 +390,6 @@ class Run:
 
 # Nats of delta, the largest stated error, within which directions count as equal.
 _ALIKE = 1e-6
-
-
-def solve_single_step(question: Question, run: Run) -> np.ndarray:
-    """Returns epsilon or log(delta) of runs of one step, which may differ in it."""
-    solve = epsilon_of_profile if question.is_epsilon else delta_of_profile
-    value = np.full(question.target.shape, question.nothing)
-    for loss, count in run.uses:
-        taken = np.flatnonzero(count == 1)
-        if taken.size:
-            one = loss.map(lambda field, taken=taken: field[taken]).kept_in_range()
-            value[taken] = solve(question.target[taken], one)
-    return value
-
-
-def error_in_nats(
-    error: np.ndarray, epsilon: np.ndarray, question: Question, run: Run
-) -> np.ndarray:
-    """Returns the error of a single step's epsilon, given the relative one of delta."""
-    # From the slope of log(delta), which is far below 1 / epsilon at large deltas.
-    inside = np.isfinite(epsilon) & (epsilon >= 0)
-    at = np.where(inside, epsilon, 1.0)
-    log_delta, slope = np.zeros(epsilon.shape), np.ones(epsilon.shape)
-    for loss, count in run.uses:
-        taken = np.flatnonzero(count == 1)
-        if taken.size:
-            one = loss.map(lambda field, taken=taken: field[taken]).kept_in_range()
-            log_delta[taken], slope[taken] = slope_of_profile(at[taken], one)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        nats = error * np.maximum(np.maximum(epsilon, 0.0), 1 / slope)
-        private = (epsilon <= 0) & (log_delta + error < question.target)
-    return np.where(inside, np.where(private, 0.0, nats), error)
 
 
 def _log_delta(epsilon: Array, loss: Profile) -> Array:

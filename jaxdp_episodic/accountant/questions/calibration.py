@@ -156,7 +156,8 @@ class Targets:
         mean = _shift_of(epsilon, 2 * nats) ** 2
         found = np.full(self.shape, np.inf)
         with np.errstate(all="ignore"):
-            for loss, count in self.runs[0].uses:
+            run = self.runs[0]
+            for loss, count in zip(run.losses, run.counts, strict=True):
                 rate, odds, _, furthest = loss.hints()
                 each, odds = mean / (count * loss.outer_rate), np.maximum(odds, 1e-60)
                 # The variance is at most rate² (e^{s²} - 1) and rate (s² + s⁴/4).

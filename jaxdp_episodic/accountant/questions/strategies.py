@@ -296,7 +296,7 @@ def _runs_by_theorem(game: Game) -> Iterator[tuple[Run, ...]]:
     steps, counts = zip(*(parts_of_run(step, 1) for step in game.steps), strict=True)
     joint = runs_of_parts(sum(steps, ()), sum(counts, ()))  # on the paths of all
     for theorem, whole in enumerate(joint):
-        runs, uses = [], list(whole.uses)
+        runs, uses = [], list(zip(whole.losses, whole.counts, strict=True))
         for some in each:
             own = len(some[min(theorem, len(some) - 1)].losses)
             runs.append(Run(*zip(*uses[:own], strict=True)))

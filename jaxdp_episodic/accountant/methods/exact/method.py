@@ -6,7 +6,7 @@ If the error exceeds `TOLERANCE`, the answer is the certified upper bound.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any
 
 import numpy as np
 
@@ -29,14 +29,13 @@ from jaxdp_episodic.accountant.methods.run import (
     Answer,
     Question,
     Run,
-    error_in_nats,
+    delta_of_profile,
+    epsilon_of_profile,
     one_gaussian,
     shift_error,
-    solve_single_step,
+    slope_of_profile,
 )
 
-# Number of settings up to which many orders take no longer than one.
-_FEW = 8
 # First guess of log(Rényi bound / delta), if delta is the question.
 LOG_BOUND_OVER_DELTA = 25.0
 # Logarithm below which exp is 0 in float64: such a Rényi bound is the answer.
@@ -108,25 +107,49 @@ def _bounded(question: Question, run: Run) -> Answer:
 
 
 def _of_one_step(question: Question, run: Run) -> Answer:
-    """Answers for a single step, from its profile."""
-    value = solve_single_step(question, run)
-    epsilon = value if question.is_epsilon else question.target
-    # The profiles of some mechanisms are upper bounds, with an unknown error.
-    error = np.full(value.shape, _PROFILE_ERROR)
-    for loss, count in run.uses:
-        error = np.where(isinstance(loss, Bounds) & (count > 0), np.inf, error)
-    if question.is_epsilon:
-        error = error_in_nats(error, epsilon, question, run)
-    else:
-        error += _of_rounded_losses(epsilon, run)
+    """Answers for a single step, which may differ between settings, by its profile."""
+    value = np.full(question.target.shape, question.everything)
+    error = np.zeros(value.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        taken = np.flatnonzero(count == 1)
+        if taken.size:
+            one: Any = loss.map(lambda field, taken=taken: field[taken])
+            answer = _by_profile(question.at(question.target[taken]), one)
+            value[taken], error[taken] = answer
     return Answer(value, error, np.isposinf(value))
+
+
+def _by_profile(question: Question, loss: Profile) -> tuple[np.ndarray, np.ndarray]:
+    """The answer for one step of a mechanism, and its error."""
+    # The profiles of some mechanisms are upper bounds, with an unknown error.
+    error = np.inf if isinstance(loss, Bounds) else _PROFILE_ERROR
+    kept = loss.kept_in_range()
+    if not question.is_epsilon:
+        epsilon = question.target
+        value = delta_of_profile(epsilon, kept)
+        # Rounding of the losses. Without atoms only that of large ones matters.
+        moved = loss_rounding(epsilon)
+        with np.errstate(all="ignore"):
+            tails = loss.log_tails(epsilon)
+            slope = np.fmax(*(np.exp(tail - profile) for profile, tail in tails))
+        off = _ROUNDING * (1 + epsilon) + moved
+        counts = np.isfinite(slope) & ((moved > 0) | loss.may_have_atoms)
+        return value, error + off * np.where(counts, slope, 0.0)
+    value = epsilon_of_profile(question.target, kept)
+    # From the slope of log(delta), which is far below 1 / epsilon at large deltas.
+    inside = np.isfinite(value)
+    log_delta, slope = slope_of_profile(np.where(inside, value, 1.0), kept)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        nats = error * np.maximum(value, 1 / slope)
+        private = (value <= 0) & (log_delta + error < question.target)
+    return value, np.where(inside, np.where(private, 0.0, nats), error)
 
 
 def _of_gaussians(question: Question, run: Run) -> Answer:
     """Answers for Gaussian steps that always see the unit: one step of joint shift."""
     shift = run.gaussian_shift()
-    one = Run((one_gaussian(shift),), (np.ones(shift.shape),))
-    value = solve_single_step(question, one)
+    solve = epsilon_of_profile if question.is_epsilon else delta_of_profile
+    value = solve(question.target, one_gaussian(shift).kept_in_range())
     # The derivative of the answer by log(shift).
     size = np.abs(value)
     moved = size + shift**2 if question.is_epsilon else (1 + size) * (1 + shift)
@@ -214,25 +237,6 @@ def _of_composed_profiles(
     return added
 
 
-def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
-    """Relative error of a single step's delta due to rounding of its losses."""
-    total = np.zeros(epsilon.shape)
-    for loss, count in run.uses:
-        # Without atoms only large losses are rounded by more than the profile.
-        loss, moved = cast(Profile, loss), loss_rounding(epsilon)
-        counts = (moved > 0) | loss.may_have_atoms
-        here = np.flatnonzero((count > 0) & counts)
-        if not here.size:
-            continue
-        at = epsilon[here]
-        with np.errstate(all="ignore"):
-            tails = loss.map(lambda field, here=here: field[here]).log_tails(at)
-            slope = np.fmax(*(np.exp(tail - profile) for profile, tail in tails))
-        off = _ROUNDING * (1 + at) + moved[here]
-        total[here] += off * np.where(np.isfinite(slope), slope, 0.0)
-    return total
-
-
 def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, *tuple[np.ndarray, ...]]:
     """The run without terms of negligible delta; see `Nodes.truncated`.
 
@@ -243,7 +247,7 @@ def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, *tuple[np.ndarray, ...]
     log_added, largest = np.full(goal.shape, -np.inf), np.zeros(goal.shape)
     too_many = np.zeros(goal.shape, bool)
     losses, counts = [], []
-    for loss, count in run.uses:
+    for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing & ~loss.is_unprotected
         square = np.where(taken, np.minimum(loss.hints().furthest, 1e150) ** 2, 0.0)
         largest = np.maximum(largest, square)

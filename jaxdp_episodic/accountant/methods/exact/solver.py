@@ -197,7 +197,7 @@ class ContourSolver:
         self.bound[index], self.order[index] = bound, order
         self.backward_is_less[index] = less > 0
         # The bound of a first guess that failed is at orders below
-        # `contour.largest_center`, and may be far too large.
+        # `Steps.largest_center`, and may be far too large.
         failed = np.any(are_first) & ~(log_error < USELESS) & (bound > 0)
         if np.any(failed):
             poor = index[failed]

@@ -531,8 +531,7 @@ def answer_at_orders(
     values = np.where(nothing_lost, question.nothing, values)
     answer = values.min(axis=-1)
     if np.any(log_kept):
-        found = Answer(answer, np.zeros(()), np.zeros(()))
-        answer = question.with_failure(found, log_kept).value
+        answer = question.with_failure(answer, log_kept)
     if question.is_epsilon:
         answer = np.where(question.target >= 0, 0.0, answer)
     nothing = run.facts.loses_nothing & (log_kept == 0)

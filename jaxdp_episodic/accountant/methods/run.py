@@ -103,15 +103,11 @@ class EpsilonAt(_TargetQuestion):
         return EpsilonAt(np.minimum(left, -1e-300))
 
     def with_failure(
-        self, answer: Answer, log_kept: np.ndarray, *, up: bool = True
-    ) -> Answer:
+        self, value: np.ndarray, log_kept: np.ndarray, *, up: bool = True
+    ) -> np.ndarray:
         """Turns the answer to `given_kept` into the full one: inf if delta < f."""
         hopeless = np.isneginf(self.given_kept(log_kept, up=up).target)
-        return Answer(
-            np.where(hopeless, np.inf, answer.value),
-            np.where(hopeless, 0.0, answer.error),
-            np.where(hopeless, False, answer.is_certified),
-        )
+        return np.where(hopeless, np.inf, value)
 
 
 @dataclass(frozen=True)
@@ -149,15 +145,14 @@ class DeltaAt(_TargetQuestion):
         return self
 
     def with_failure(
-        self, answer: Answer, log_kept: np.ndarray, *, up: bool = True
-    ) -> Answer:
+        self, value: np.ndarray, log_kept: np.ndarray, *, up: bool = True
+    ) -> np.ndarray:
         """Returns ``f + (1 - f) delta'``, rounded; the relative error shrinks."""
         with np.errstate(divide="ignore"):
             log_lost = np.log(-np.expm1(log_kept))
-        value = np.logaddexp(log_lost, log_kept + answer.value)
-        value = np.minimum(_outward(value, up=up), 0.0)
-        value = np.where(log_kept == 0, answer.value, value)
-        return answer._replace(value=value)
+        whole = np.logaddexp(log_lost, log_kept + value)
+        whole = np.minimum(_outward(whole, up=up), 0.0)
+        return np.where(log_kept == 0, value, whole)
 
 
 Question = EpsilonAt | DeltaAt
@@ -278,10 +273,6 @@ class Run:
             counts.append(np.where(loss.is_unprotected, 0.0, count))
         return type(self)(self.losses, tuple(counts))
 
-    def with_losses(self, losses: tuple[PrivacyLoss, ...]) -> Self:
-        """Returns the run with other losses and the same counts."""
-        return type(self)(losses, self.counts)
-
     # --- Facts that need no integral ---
 
     @property
@@ -358,7 +349,7 @@ class Run:
             one.certified(up=up) if isinstance(one, Bounds) else one
             for one in self.losses
         )
-        return self.with_losses(tuple(losses))
+        return type(self)(tuple(losses), self.counts)
 
     def certified_error(self) -> tuple[np.ndarray, np.ndarray]:
         """See `BoundingPair.certified_error`: the sum over all steps."""

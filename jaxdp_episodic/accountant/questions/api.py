@@ -22,13 +22,7 @@ from jaxdp_episodic.accountant.describe.step import (
 )
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.rdp import answer_at_orders, rdp_curve
-from jaxdp_episodic.accountant.methods.run import (
-    Answer,
-    DeltaAt,
-    EpsilonAt,
-    Question,
-    Run,
-)
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question, Run
 from jaxdp_episodic.accountant.questions import worst_path
 from jaxdp_episodic.accountant.questions.dominating_pair import (
     dominating_pairs,
@@ -327,8 +321,7 @@ def privacy_profile(
         found = []
         for profile in _log_profiles(np.where(np.isinf(target), 1e300, target), loss):
             profile = np.where(at_end, -np.inf, profile)
-            given = Answer(profile, target, target)
-            found.append(DeltaAt(target).with_failure(given, log_kept).value)
+            found.append(DeltaAt(target).with_failure(profile, log_kept))
         if direction == "both":
             every.append(np.maximum(*found))
         else:
@@ -436,19 +429,16 @@ def _ends(
     # With too little noise only an upper bound is known.
     runs = run.kept(), run.in_reach()
     inside = question.inside()
-    nothing = np.zeros(())
     ends: list[np.ndarray] = []
     both: tuple[np.ndarray, np.ndarray] | None = None
     for i, up in enumerate((False, True)):
         kept, log_kept = runs[up].kept(), runs[up].facts.log_kept
         left = inside.given_kept(log_kept, up=up)
-        hopeless = np.isneginf(left.target)
-        left = left.at(np.where(hopeless, -1.0, left.target))
+        left = left.at(np.where(np.isneginf(left.target), -1.0, left.target))
         # The targets of the two ends differ, by rounding, only if a loss may be inf.
         if both is None or np.any(log_kept) or np.any(run.facts.is_unprotected):
             both = pld_bounds(left, kept, width=width)
-        found = Answer(both[i], nothing, nothing)
-        end = inside.with_failure(found, log_kept, up=up).value
+        end = inside.with_failure(both[i], log_kept, up=up)
         most = runs[True].facts.most_lost
         at_end = question.at_end(most)
         if np.any(at_end):

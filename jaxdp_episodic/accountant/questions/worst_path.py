@@ -68,10 +68,13 @@ def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
         else:
             found = _at_most(_ANSWERS[method](left, kept), left, kept)
         if may_fail:  # bounds if there is little noise
-            found = asked.with_failure(found, log_kept)
-            bound = little & (found.value != asked.nothing)
-            certified = found.is_certified | (bound & (method != "rdp"))
-            found = Answer(found.value, np.where(bound, np.inf, found.error), certified)
+            value, error, certified = found
+            hopeless = np.isneginf(asked.given_kept(log_kept).target)
+            value = asked.with_failure(value, log_kept)
+            bound = little & (value != asked.nothing)
+            error = np.where(bound, np.inf, np.where(hopeless, 0.0, error))
+            certified = (certified & ~hopeless) | (bound & (method != "rdp"))
+            found = Answer(value, error, certified)
         if some_at_end:
             value, error = np.where(at_end, (end, nothing), found[:2])
             found = Answer(value, error, ~at_end & found.is_certified)
@@ -195,7 +198,8 @@ def rounded_up(run: Run, most: int) -> tuple[Run, np.ndarray, float]:
         return run.take_paths(first), group, 0.0
     spacing = _FINEST_SPACING
     while True:
-        coarse = run.with_losses(tuple(_rounded(loss, spacing) for loss in run.losses))
+        losses = tuple(_rounded(loss, spacing) for loss in run.losses)
+        coarse = Run(losses, run.counts)
         first, group = _distinct(_columns(coarse))
         # From a spacing of 1024 every positive rate has become 1.
         if len(first) <= most or spacing > 1024:

@@ -315,7 +315,7 @@ def _path_epsilons(
         for run in runs:
             losses = run.take_paths(some).losses
             columns = (loss.map(lambda f: np.reshape(f, (-1, 1))) for loss in losses)
-            rows.append(run.with_losses(tuple(columns)))
+            rows.append(Run(tuple(columns), run.counts))
         found.append(worst_epsilon(rows, delta, some.shape, method=method))
     return np.concatenate(found)
 

@@ -156,14 +156,11 @@ def _end_of_bounding_run(
     else:
         shifted = question.at(np.maximum(question.target - sign * of_loss, 0.0))
     left = shifted.given_kept(log_kept, up=up)
-    hopeless = np.isneginf(left.target)
-    left = left.at(np.where(hopeless, -1.0, left.target))
+    left = left.at(np.where(np.isneginf(left.target), -1.0, left.target))
     from_tables = any(isinstance(loss, BoundingPair) for loss in bounding.losses)
     share = _SHARE_OF_LATTICE[up] if from_tables else 1.0
     end = _bounds(left, bounding, width, share)[up]
-    nothing = np.zeros(end.shape)
-    answer = Answer(end, nothing, nothing)
-    end = shifted.with_failure(answer, log_kept, up=up).value
+    end = shifted.with_failure(end, log_kept, up=up)
     if question.is_epsilon:
         return np.maximum(end + sign * of_loss, 0.0)
     end = end + sign * of_mass

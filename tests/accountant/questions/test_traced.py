@@ -1,5 +1,6 @@
 """Functions within JAX programs: the host's numbers under all transformations."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from scipy.stats import binom, norm
 import jaxdp_episodic as jde
 from designs import difference
 from jaxdp_episodic import traced
+from jaxdp_episodic.accountant.questions import dominating_pair, traced as in_jax
+from jaxdp_episodic.accountant.questions.gradients import Question
 
 DELTA = 1e-5
 
@@ -182,6 +185,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax, jax.numpy as jnp, numpy as np
 import jaxdp_episodic as jde
 from jaxdp_episodic import traced
+from jaxdp_episodic.accountant.questions import traced as in_jax
 
 P = jax.sharding.PartitionSpec
 
@@ -208,6 +212,7 @@ with ThreadPoolExecutor(6) as pool:
 for one in found:
     np.testing.assert_allclose(one, true, rtol=2e-7)
 
+in_jax.FEWEST = 2  # compiled: of each device's two settings, too
 with jax.enable_x64(True):
     noises, placed = (a.astype(np.float64) for a in (noises, placed))
     slopes = jax.grad(lambda noise: traced.rdp(step(noise), 8.0).sum())
@@ -462,3 +467,159 @@ def test_derivatives_that_do_not_exist_are_refused() -> None:
 def test_plain_questions_refuse_tracers_and_name_the_module(question) -> None:
     with pytest.raises(TypeError, match=r"JAX traces: .*jaxdp_episodic\.traced"):
         jax.jit(question)(0.5)
+
+
+# --- Compiled divergences: the numbers of the host without callbacks ---
+
+FIVE = np.array([0.6, 0.8, 1.1, 2.0, 5.0])
+RATES = np.array([0.3, 0.01, 1e-3, 1e-5, 0.05])
+
+
+def divergence(noise: Any, rate: Any = 0.01, order: Any = 8.0) -> Any:
+    return traced.rdp(step(noise, rate), order)
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """Compiles batches of five; the shapes of the host's callbacks."""
+    calls, known = [], Question.rows
+
+    def counted(self, words, *given):
+        calls.append(np.shape(given[-1]))
+        return known(self, words, *given)
+
+    monkeypatch.setattr(Question, "rows", counted)
+    monkeypatch.setattr(in_jax, "FEWEST", len(FIVE))
+    with jax.enable_x64(True):
+        yield calls
+
+
+COMPILED = pytest.mark.usefixtures("host")
+
+
+def test_compiled_curves(host) -> None:
+    """The host computes settings at and beyond the ends of ranges, and only these."""
+    orders = np.array([1.5, 4.0, 64.0])
+    curve = jax.jit(lambda noise: traced.rdp(step(noise, RATES), orders))
+    true = jde.rdp(step(FIVE, RATES), orders)
+    np.testing.assert_allclose(curve(FIVE), true, rtol=1e-12)
+    assert host == []
+    noises = np.where(FIVE == 2.0, 0.0, FIVE)
+    true = jde.rdp(step(noises, RATES), orders)
+    np.testing.assert_allclose(curve(noises), true, rtol=1e-12)
+    assert host == [(3,)]
+    with pytest.raises(Exception, match="noise_multiplier must be >= 0, got"):
+        jax.block_until_ready(curve(-FIVE))
+    with pytest.raises(Exception, match="noise_multiplier must not be NaN"):
+        jax.block_until_ready(curve(np.nan * FIVE))
+
+
+def test_small_batches_are_answered_by_the_host(host) -> None:
+    few = jax.jit(jax.vmap(divergence))(FIVE[:4])
+    np.testing.assert_array_equal(few, jde.rdp(step(FIVE[:4]), 8.0))
+    assert host == [(4,)]
+
+
+SIZES = jde.GaussianStep(
+    jde.WithoutReplacement("example", size=2, population=20), noise_multiplier=1.0
+)
+
+
+@COMPILED
+@pytest.mark.parametrize(
+    ("kind", "one", "option", "engine"),
+    [
+        ("rdp", step(1.0), "both", "auto"),
+        ("rdp", step(1.0), "both", "numpy"),
+        ("epsilon", step(1.0), "both", "auto"),
+        ("rdp", step(1.0), "backward", "auto"),
+        ("rdp", SIZES, "both", "auto"),
+    ],
+    ids=["compiled", "numpy", "epsilon", "backward", "sizes"],
+)
+def test_settings_answered_by_the_host(
+    kind, one, option, engine, monkeypatch, request
+) -> None:
+    monkeypatch.setenv("JAXDP_EPISODIC_ENGINE", engine)
+    question = Question(kind, one, {}, ("noise_multiplier",), {"direction": option})
+    compiled = request.node.callspec.id == "compiled"
+    for words in (((),), ((), (0,))):
+        assert in_jax.is_compiled(question, words) == compiled
+    assert not in_jax.is_compiled(question, ((), (0,), (0, 0)))
+
+
+def levels(*rates: float, **options: Any) -> jde.GaussianStep:
+    names = "school", "class", "child"
+    coins = (
+        jde.Poisson(name, sampling_probability=rate)
+        for name, rate in zip(names, rates, strict=False)
+    )
+    return jde.GaussianStep(
+        jde.MultistageSampling(*coins), noise_multiplier=0.7, **options
+    )
+
+
+@COMPILED
+def test_the_compiled_pair_equals_the_theorems() -> None:
+    """Of other designs there is none: the host answers."""
+    for one in (
+        levels(0.2),
+        levels(0.2, 0.3, clip_unit="class"),
+        levels(0.2, 0.3, 0.4, clip_unit="child", neighboring_relation="zero_out"),
+        levels(0.2, 0.3, 0.4, clip_unit="class", privacy_unit="class"),
+        levels(0.2, 0.3, clip_unit="school", privacy_unit="school"),
+    ):
+        assert in_jax.poisson_levels(one)
+        true = dominating_pair.dominating_pair(one)
+        pair = in_jax.poisson_pair(one)
+        assert type(true) is type(pair)
+        fields = zip(pair.fields, true.fields, strict=True)
+        assert all(np.all(a == np.squeeze(b)) for a, b in fields)
+    tree = jde.Population.from_sizes([[30, 12], [11, 40]])
+    coins = levels(0.2, 0.3, clip_unit="school", privacy_unit="school")
+    sized = jde.MultistageSampling(
+        coins.sampling.levels[0], jde.WithoutReplacement("class", size=2, population=9)
+    )
+    for one in (
+        levels(0.2, neighboring_relation="replace_one"),
+        levels(0.2, 0.3, clip_unit="school"),
+        levels(0.2, 0.3, clip_unit="class", population=tree),
+        levels(0.2, 0.3, clip_unit="step"),
+        jde.LaplaceRelease(1.0, sampling_probability=0.2),
+        dataclasses.replace(coins, sampling=sized),
+    ):
+        assert in_jax.poisson_levels(one) == ()
+
+
+@pytest.mark.slow
+def test_derivatives_of_compiled_divergences(host, monkeypatch) -> None:
+    """By each number, also if the host computes some settings or a small batch."""
+    at = np.where(FIVE == 2.0, 0.1, FIVE), RATES, np.array([3.0, 8.0, 2.0, 64.0, 1.5])
+    each = jax.jit(jax.vmap(jax.value_and_grad(divergence, (0, 1, 2))))
+    value, slopes = each(*at)
+    assert host == [(1,)]  # beyond the program's orders
+    true = np.diag(jde.rdp(step(*at[:2]), at[2]))
+    np.testing.assert_allclose(value, true, rtol=1e-12)
+    monkeypatch.setattr(in_jax, "FEWEST", 100)
+    _, true = jax.vmap(jax.value_and_grad(divergence, (0, 1, 2)))(*at)
+    for slope, one in zip(slopes, true, strict=True):
+        np.testing.assert_allclose(slope, one, rtol=1e-7)
+    bends = jax.vmap(jax.hessian(divergence))(FIVE)
+    assert np.all(np.isfinite(bends)) and np.all(bends > 0)
+
+
+@COMPILED
+@pytest.mark.few(1)
+def test_the_program_lowers_for_devices() -> None:
+    """Exported for CUDA and TPU with a derivative; needs no device."""
+    options = {"direction": "both"}
+    question = Question(
+        "rdp", step(1.0), {"orders": 3.0}, ("noise_multiplier",), options
+    )
+
+    def program(noise: Any) -> Any:
+        return in_jax.divergences(question, ((), (0,)), noise.shape, (noise,))
+
+    with jax.numpy_rank_promotion("allow"):
+        export = jax.export.export(jax.jit(program), platforms=("cuda", "tpu"))
+        assert set(export(FIVE).platforms) == {"cuda", "tpu"}

@@ -603,7 +603,7 @@ def test_derivatives_of_compiled_divergences(host, monkeypatch) -> None:
     monkeypatch.setattr(in_jax, "FEWEST", 100)
     _, true = jax.vmap(jax.value_and_grad(divergence, (0, 1, 2)))(*at)
     for slope, one in zip(slopes, true, strict=True):
-        np.testing.assert_allclose(slope, one, rtol=1e-7)
+        np.testing.assert_allclose(slope, one, rtol=2e-8)
     bends = jax.vmap(jax.hessian(divergence))(FIVE)
     assert np.all(np.isfinite(bends)) and np.all(bends > 0)
 

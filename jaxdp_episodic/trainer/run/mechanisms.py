@@ -149,9 +149,8 @@ class RunDraws:
         self._assigned_by, self._are_groups_written = b"", not is_grouped
         self._lost = ""  # which secret of a begun epoch, or run, is not in the file
         self._length = sampler.steps_per_epoch
-        self._epochs: dict[
-            int, list[np.ndarray]
-        ] = {}  # by number: the running and the next one
+        # By number: the running and the next one.
+        self._epochs: dict[int, list[np.ndarray]] = {}
         self._written_epoch: int | None = None  # number of the epoch in the file
 
     def secret(self, step: int) -> DrawSecret:

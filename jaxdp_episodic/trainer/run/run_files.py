@@ -102,10 +102,8 @@ def locked(folder: Path, *, lends: bool = False) -> Iterator[None]:
                 stack.enter_context(atomic.locked(folder))
             except OSError as error:
                 if error.errno in _NO_LOCKS:
-                    why = (
-                        f"{folder} is on a file system without locks: name a local one"
-                    )
-                    raise OSError(error.errno, why) from None
+                    why = "is on a file system without locks: name a local one"
+                    raise OSError(error.errno, f"{folder} {why}") from None
                 raise
         if lends:
             stack.callback(_lent.reset, _lent.set(lent | {path}))

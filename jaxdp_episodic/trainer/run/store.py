@@ -221,7 +221,11 @@ class RunStore(RunFile):
                 self._db.execute("SELECT 1 FROM charges").fetchone()  # makes the log
             self._files[self._log] = _identity(self._log)
             with self._commit() as db:
-                db.execute("REINDEX arrays")  # a flipped bit there would hide a row
+                # A flipped bit of the index hides rows, or lets REINDEX free others.
+                (found,) = db.execute("PRAGMA quick_check").fetchone()
+                if found != "ok":
+                    raise self._damaged(found)
+                db.execute("REINDEX arrays")
                 self._opening = self._text(OPENING, self.session, value)
         # From here on charges go to the log. A copy of the file alone shows that.
         self._empty_log()
@@ -423,8 +427,7 @@ class RunStore(RunFile):
             "SELECT number, place, part, head, data, hash FROM arrays NOT INDEXED "
             "WHERE kind = ? ORDER BY id"
         )
-        why = f"an array of {kind} is not what was written"
-        damaged = LedgerError(f"{self.path} is damaged: {why}")
+        damaged = LedgerError(f"{self.path} is damaged: an array of {kind} has changed")
         with refusing(self.path):
             if not {name for (name,) in self._db.execute(kinds)} <= _ARRAYS:
                 raise damaged

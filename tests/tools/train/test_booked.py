@@ -177,9 +177,8 @@ def test_an_older_copy_of_a_run_that_has_ended_draws_nothing(
         result = train(config, out, book)
     content = read_book(book)
     assert "entry 1 of the book" in (out / "release" / "privacy.md").read_text()
-    assert dict(content.ends) == {
-        content.entries[0].run: result.trainer.num_steps_taken
-    }
+    ends = {content.entries[0].run: result.trainer.num_steps_taken}
+    assert dict(content.ends) == ends
     backup = tmp_path / "backup"
     shutil.copytree(copy, backup)
 

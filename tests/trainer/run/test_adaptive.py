@@ -377,11 +377,10 @@ def test_the_report_names_other_releases_and_what_was_left_out():
         privacy_statement(adaptive_budget(), for_release=for_release, **how)
         for for_release in (False, True)
     )
+    words = "The run released the parameters and the clip norm after every step"
     for said in (own, released):
         assert "a norm that follows the 0.3 quantile of their norms" in said
-        assert (
-            "The run released the parameters and the clip norm after every step" in said
-        )
+        assert words in said
         assert "within bounds, in at most 2 classes" in said
     assert "41" in own and "41" not in released  # private counts
 

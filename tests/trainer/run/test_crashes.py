@@ -509,7 +509,7 @@ def test_no_flipped_bit_is_accepted(tmp_path, history, closed, flips, least):
 
 
 def test_flipped_bits_in_the_index_hide_no_array(tmp_path, history):
-    """SQLite's index has no hashes: it is not read, and made anew."""
+    """SQLite's index has no hashes: it is not read, and made anew or refused."""
     left = shutil.copytree(history[1], tmp_path / "left")
     RunStore(left / STORE).close()
     content = (left / STORE).read_bytes()
@@ -517,12 +517,15 @@ def test_flipped_bits_in_the_index_hide_no_array(tmp_path, history):
     # SQLite's pages that are leaves of an index begin with 10; cells end with the page.
     starts = [p for p in range(4096, len(content), 4096) if content[p] == 10]
     places = [at for p in starts for at in range(p + 4095, p + 3840, -8)]
-    query = "PRAGMA integrity_check(arrays)"
-    assert len(places) > 15
+    file, made, query = tmp_path / "damaged" / STORE, 0, "PRAGMA integrity_check"
     for place in places:
         flipped = bytearray(content)
         flipped[place] ^= 8
         assert damaged(left, tmp_path, STORE, flipped) == whole, place
-        with contextlib.closing(RunStore(tmp_path / "damaged" / STORE)) as store:
-            store.begin_session({})
-        assert in_file(tmp_path / "damaged", query) == [("ok",)]
+        with contextlib.closing(RunStore(file)) as store:
+            with contextlib.suppress(LedgerError):  # of its structure
+                store.begin_session({})
+                assert in_file(file.parent, query) == [("ok",)]
+                made += 1
+        assert read_anyhow(file.parent) == whole, place
+    assert 10 < made < len(places)  # else SQLite could have freed wrong pages

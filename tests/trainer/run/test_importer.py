@@ -38,9 +38,8 @@ def old_folder(tmp_path):
     run.step()
     run.step()
     old_run(tmp_path / "run", run, GROUPED, charged=4)
-    (tmp_path / "run" / "log.jsonl").write_text(
-        '{"step": 0}\n{"step": 3}\n{"step": 4, "e'
-    )
+    log = tmp_path / "run" / "log.jsonl"
+    log.write_text('{"step": 0}\n{"step": 3}\n{"step": 4, "e')
     return tmp_path / "run", run
 
 

@@ -451,9 +451,8 @@ def test_an_open_run_is_locked(path, how, of):
 
 def test_an_interrupted_charge_is_used_once(tmp_path, monkeypatch):
     """Also the first charge of a step, whose description is in the file already."""
-    plan = PrivacyBudget(
-        flat_step(), 8.0, DELTA, 9, 9, before=(flat_step(noise_multiplier=3.0),)
-    )
+    first = flat_step(noise_multiplier=3.0)
+    plan = PrivacyBudget(flat_step(), 8.0, DELTA, 9, 9, before=(first,))
     path, count = tmp_path / STORE, Ledger(plan)
     create_store(path, plan, is_seeded=False)
     with opened(path) as store, count.writing_to(store, {}):

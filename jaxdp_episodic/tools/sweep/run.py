@@ -240,7 +240,9 @@ def _version_of(name: str) -> str:
 # NumPy's kinds of columns of numbers and of words (Arrow gives words as objects).
 _KINDS_OF = ("iufb", "UO")
 _BLOCK = 1 << 20  # settings in memory, and in a row group of the Parquet file
-_CELL_BYTES = 512  # most of a cell in memory: a word of 100 letters takes 400
+# Most of a cell in memory: a word of 100 letters takes 400. Eight have room for the
+# headers of all columns.
+_CELL_BYTES = 512
 
 
 def write_table(folder: SweepFolder) -> Path:
@@ -299,7 +301,7 @@ def _blocks(
     path: Path, names: Sequence[str], num_rows: int | None
 ) -> Iterator[dict[str, np.ndarray]]:
     if path.suffix == ".npz":
-        most = 2**63 if num_rows is None else _CELL_BYTES * num_rows * len(names)
+        most = 2**63 if num_rows is None else _CELL_BYTES * (num_rows + 8) * len(names)
         yield read_arrays(path, max_bytes=most, names=list(names))
         return
     for batch in record_batches(path, names, _BLOCK):

@@ -330,8 +330,12 @@ def read(arguments: Sequence[str]) -> dict[str, Any]:
         elif (longer := f"{name} {word}".lstrip()) in SECTIONS:
             name = longer
         written.append("=".join([option, *value]))
-    found = vars(program().parse_args(written))
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    found, more = program().parse_known_args(written)
+    if more:
+        where = f"(see {PROGRAM} {found.command} --help)"
+        raise UsageError(f"unrecognized arguments: {' '.join(more)} {where}")
+    every = vars(found).items()
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in every}
 
 
 def options_of(name: str) -> list[str]:

@@ -221,7 +221,7 @@ def test_errors_are_one_line(call, content, complaint):
         ("book", "are required: ACTION (see jaxdp-episodic book --help)"),
         ("data chek x", "one of import, check, got 'chek'; did you mean 'check'?"),
         ("sweep x --outt y", "unknown option '--outt'; did you mean '--out'? (see"),
-        ("epsilon x y", "unrecognized arguments: y (see"),
+        ("book show x y", "arguments: y (see jaxdp-episodic book show --help)"),
         ("epsilon x --delta abc", "--delta must be a number, got 'abc'"),
         ("epsilon x --num-steps", "--num-steps expected one argument"),
         ("epsilon configs/omniglot.toml --delta -1e-3", "delta must lie in (0, 1)"),

@@ -141,7 +141,7 @@ def npy_header(stream: Any, name: str, size: int) -> Header:
         raise ValueError(f"{name} must contain numbers or text, has dtype {kind}")
     # If one axis has length 0, the others could have any length.
     items = math.prod(max(n, 1) for n in shape)
-    if len(shape) > 32 or items > 2**48 or min(shape, default=0) < 0:
+    if len(shape) > 32 or items > 2**48 or any(type(n) is bool or n < 0 for n in shape):
         raise ValueError(f"{name} has the impossible shape {str(shape)[:60]} of {kind}")
     claimed, there = math.prod(shape) * kind.itemsize, size + begun - stream.tell()
     if claimed != there:

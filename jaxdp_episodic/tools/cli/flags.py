@@ -324,18 +324,16 @@ def read(arguments: Sequence[str]) -> dict[str, Any]:
         if word.startswith("--") and word != "--" and "--" not in written:
             option, known = option.replace("_", "-"), ["--help", *options_of(name)]
             if name and option not in known:
-                hint = _validation.nearest(option, known)
-                see = f"(see {PROGRAM} {name} --help)"
-                raise UsageError(f"unknown option {option!r}{hint} {see}")
+                what = f"unknown option {option!r}{_validation.nearest(option, known)}"
+                Parser(prog=f"{PROGRAM} {name}").error(what)
         elif (longer := f"{name} {word}".lstrip()) in SECTIONS:
             name = longer
         written.append("=".join([option, *value]))
     found, more = program().parse_known_args(written)
     if more:
-        where = f"(see {PROGRAM} {found.command} --help)"
-        raise UsageError(f"unrecognized arguments: {' '.join(more)} {where}")
-    every = vars(found).items()
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in every}
+        what = f"unrecognized arguments: {' '.join(more)}"
+        Parser(prog=f"{PROGRAM} {name}").error(what)
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(found).items()}
 
 
 def options_of(name: str) -> list[str]:

@@ -61,8 +61,7 @@ def do_sweep(o: command.Options) -> list[str]:
     def left_behind() -> str:
         if (saved := run.saved_chunks(o.out)) is None:
             return ""
-        done, total = saved
-        return f"; {done} of {total} chunks are saved; the same command continues"
+        return "; {} of {} chunks are saved; the same command continues".format(*saved)
 
     o.left_behind, part = left_behind, None
     if o.shard is not None:
@@ -93,8 +92,7 @@ def do_sweep(o: command.Options) -> list[str]:
         evaluated = f"{number:,} in {outcome.seconds:,.1f} s, {rate:,.0f} a second"
     chunks = "1 chunk" if many == 1 else f"{many:,} chunks"
     first = {"settings": f"{outcome.size:,} in {chunks}", "evaluated": evaluated}
-    warned = [f"warning: {text}" for text in outcome.warnings]
-    return [*command.facts(first | rows), *warned]
+    return [*command.facts(first | rows), *(f"warning: {w}" for w in outcome.warnings)]
 
 
 _REDIRECT = """<!doctype html>

@@ -240,9 +240,7 @@ def _version_of(name: str) -> str:
 # NumPy's kinds of columns of numbers and of words (Arrow gives words as objects).
 _KINDS_OF = ("iufb", "UO")
 _BLOCK = 1 << 20  # settings in memory, and in a row group of the Parquet file
-# Most of a cell in memory: a word of 100 letters takes 400. Eight have room for the
-# headers of all columns.
-_CELL_BYTES = 512
+_CELL_BYTES = 512  # most of a cell (100 letters take 400); 8 hold all columns' headers
 
 
 def write_table(folder: SweepFolder) -> Path:

@@ -84,9 +84,8 @@ def groups_of(sampler, number=120):
 
 
 def tree(level, relation, scheme):
-    sampling = jde.MultistageSampling(
-        jde.Poisson("class", sampling_probability=0.5), scheme
-    )
+    classes = jde.Poisson("class", sampling_probability=0.5)
+    sampling = jde.MultistageSampling(classes, scheme)
     step = jde.GaussianStep(
         sampling, noise_multiplier=1.0, clip_unit="class", neighboring_relation=relation
     )

@@ -76,17 +76,15 @@ def test_a_classifier_has_an_output_per_class_and_an_embedding(config, embed):
         }[embed]
 
     expected = ProtoNet(embedded, ways=5).predict(params, episode)
-    np.testing.assert_allclose(
-        learner.predict(params, episode), expected, rtol=1e-4, atol=1e-5
-    )
+    found = learner.predict(params, episode)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     labels = trainer.data.class_places[:30]
     episode = episode._replace(query_targets=labels[:25])
     logits = learner.apply(params, episode.query_inputs)
     pairs = zip(logits, labels[:25], strict=True)
     losses = [-jax.nn.log_softmax(numbers)[label] for numbers, label in pairs]
-    np.testing.assert_allclose(
-        learner.loss(params, episode), np.mean(losses), rtol=1e-5
-    )
+    found = learner.loss(params, episode)
+    np.testing.assert_allclose(found, np.mean(losses), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def test_an_old_run_resumes(tmp_path, old_folder, is_made):
         with pytest.warns(UserWarning, match="steps 3 to 4 were charged"):
             plain_trainer(seed=None).resume(again)
         shutil.copy(again / STORE, folder)
+        (folder / "epoch").touch()
     with pytest.warns(UserWarning, match="steps 3 to 4 were charged and interrupted"):
         assert other.resume(folder) == 4
     assert_same(other, run)
@@ -64,7 +65,7 @@ def test_an_old_run_resumes(tmp_path, old_folder, is_made):
     assert read_ledgers([folder, copy]).run_charged() == (GROUPED, 6)
     kept = {"ledger.jsonl", "journal", "checkpoints", "log.jsonl"}
     assert {one.name for one in (folder / "imported").iterdir()} == kept
-    assert not kept & {one.name for one in folder.iterdir()}
+    assert not {"epoch", *kept} & {one.name for one in folder.iterdir()}
 
 
 @pytest.mark.parametrize(

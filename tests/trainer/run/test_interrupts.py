@@ -232,6 +232,7 @@ def test_what_a_step_calls_takes_no_step(tmp_path, monkeypatch):
 
     monkeypatch.setattr(GradientStep, "release", elsewhere)
     run.train(tmp_path / "train")
+    started(1).submit(run.close).result()  # after its end
     assert run.num_steps_taken == run.num_steps_charged == 2
 
 

@@ -232,7 +232,7 @@ def _chosen(
             words.append(inside[0])
     x = x or next(iter(numeric), None)
     if x is None or sweep.is_words(x):
-        raise ValueError(f"--x must be an axis of numbers, got {x or 'none'}")
+        raise ValueError(f"--x must be an axis of numbers, got {x!r}")
     numeric = [field for field in numeric if field != x]
     wants_map = kind in ("contours", "heatmap")
     if kind is None and numeric:

@@ -68,12 +68,11 @@ HEADER = "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 1), }"
 )
 def test_headers_are_not_evaluated(tmp_path, monkeypatch, header):
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "x.npz"
     data = b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header.encode()
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile("x.npz", "w") as archive:
         archive.writestr("features.npy", data + bytes(16))
     with pytest.raises(ValueError, match="x.npz must be an npz file: features.npy"):
-        load_npz(path)
+        load_npz("x.npz")
     assert [file.name for file in tmp_path.iterdir()] == ["x.npz"]
 
 
@@ -81,9 +80,9 @@ def test_honest_arrays_of_other_orders_and_versions_are_read(tmp_path):
     images = np.asfortranarray(np.arange(24.0).reshape(2, 3, 4).astype(">f4"))
     path = tmp_path / "x.npz"
     for version in ((1, 0), (2, 0), (3, 0)):
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            with archive.open("features.npy", "w") as file:
-                np.lib.format.write_array(file, images, version)
+        packed = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED)
+        with packed, packed.open("features.npy", "w") as file:
+            np.lib.format.write_array(file, images, version)
         np.testing.assert_array_equal(load_npz(path).features, images.reshape(6, 4))
 
 
@@ -198,6 +197,7 @@ def test_adapters_refuse_other_types_than_numbers():
         (b"a = " + b"9" * 5000, "not valid TOML"),
         (b"[a" + b".a" * 65 + b"]", "a key of more than 64 parts in line 1"),
         (b"\nb = {" + b"'a'. " * 65 + b"a = 1}", "more than 64 parts in line 2"),
+        (b"b = {c = 1, " + b"a." * 65 + b"a = 1}", "more than 64 parts in line 1"),
         (b"\na = [" + b"[" * 5000, "not valid TOML: nested too deeply"),
     ],
 )

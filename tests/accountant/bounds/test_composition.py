@@ -45,8 +45,8 @@ def test_optimal_at_60_digits():
             total = max(k * eps - near[i % 2], 0.0)
         value = compose_optimal_delta(eps, 0.0, num_steps=k, total_epsilon=total)
         exact = published_delta(eps, k, total)
-        assert value >= exact * (1 - 1e-12)
-        assert value <= exact * (1 + 1e-5) + 1e-13 * (exact > 1e-6)  # certified
+        above = exact * (1e-7 if eps < 10 else 1e-5) + 1e-13 * (exact > 1e-6)
+        assert exact * (1 - 1e-12) <= value <= exact + above
 
 
 def test_many_small_steps_are_gaussian():

@@ -63,8 +63,8 @@ _RIGHT_SHARE = 1e-6
 _LEFT_VALUE = 1e-6  # value to which they have decreased at its left end
 _SLOPE_NATS = 0.05  # distance for a difference quotient, nats
 _MOST_TILT = 100.0  # largest tilt, per nat
-# Width of epsilon, in nats, for which the spacing of a whole profile is chosen.
-_WIDTH_OF_PROFILE = 2e-4
+# Of a profile: points per nat and root of moves; fewest, most, most of a row: some 10 s
+_POINTS_OF_PROFILE = 22, 1e3, 2.0**17, 2e9
 
 
 class View(NamedTuple):
@@ -360,15 +360,15 @@ def profiles_above(
 
     None if the recursion has no answer at delta ``least``.
     """
-    question = EpsilonAt(np.asarray(math.log(least)))
-    solver = solver_of(question, problem, _WIDTH_OF_PROFILE)
+    solver = solver_of(EpsilonAt(np.asarray(math.log(least))), problem, math.inf)
     if solver.known is not None:
-        nothing = np.zeros(1), np.zeros(1)
-        return None if solver.known.upper > 0 else [nothing]
+        return None if solver.known.upper > 0 else [(np.zeros(1), np.zeros(1))]
     displaced, mass_error = solver.errors[True]
-    found = []
+    found, (density, fewest, most, work) = [], _POINTS_OF_PROFILE
     for backward, view in solver.views.items():
-        curves, spacing = [], min(solver.spacing, view.reach)
+        wanted = density * view.reach * math.sqrt(solver.most_moves)
+        points = max(fewest, min(wanted, most, work / solver.transforms))
+        curves, spacing = [], view.reach / points
         # Rounding is relative to the largest values, which the tilt moves.
         for tilt in sorted({0.0, view.tilt}):
             window = solver.window(view._replace(tilt=tilt), spacing)
@@ -378,8 +378,8 @@ def profiles_above(
         deltas = np.minimum(values * math.exp(mass_error), 1.0)
         # For g < 1, the divergence is at most that at 1, plus 1 - g.
         first = min(float(deltas[0]) + displaced, 1.0)
-        epsilons = np.append(0.0, curves[0].x + displaced)
-        found.append((epsilons, np.append(first, deltas)))
+        x = np.append(0.0, curves[0].x + displaced)
+        found.append((x, np.append(first, deltas)))
     return found
 
 

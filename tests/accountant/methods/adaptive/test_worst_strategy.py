@@ -11,12 +11,7 @@ from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.methods.adaptive import method
-from jaxdp_episodic.accountant.methods.adaptive.method import (
-    Solver,
-    margin,
-    odometer_delta,
-    solver_of,
-)
+from jaxdp_episodic.accountant.methods.adaptive.method import Solver, odometer_delta
 from jaxdp_episodic.accountant.methods.adaptive.problem import Problem, explored
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from menus import budget_graph
@@ -184,6 +179,12 @@ def test_composing_the_taken_steps_is_no_filter():
     assert 2.3325 < found.lower <= 2.337359 <= found.upper < 2.3424
 
 
+def test_a_profile_of_rare_steps_has_few_points():
+    options = [gaussian(noise, 1e-3) for noise in (0.6, 0.9)]
+    found = method.profiles_above(Problem.of(budget_graph((3, 1), 20), options), 1e-10)
+    assert found is not None and len(found[0][0]) < 1_100
+
+
 def test_rules_lower_the_cost():
     names, prices = ("a", "b", "c"), (15, 5, 2)
     changes = jde.RuleBook.at_most_changes(names, 1)
@@ -219,14 +220,13 @@ def test_odometers(options, prices, budget, first, root, backward, low, high):
 def test_the_margin_makes_a_valid_odometer():
     problem = Problem.of(budget_graph((1,), 50), [gaussian(1.75, 0.1)])
     one = math.log(1e-5)
-    naive = solver_of(at_delta(1e-5), problem).ends_of({i: i for i in range(51)})
+    solver = method.solver_of(at_delta(1e-5), problem)
+    naive = solver.ends_of({i: i for i in range(51)})
     assert naive[50] == pytest.approx(2.0006, abs=5e-4)
     # Read at a chosen time, the naive odometer is wrong by a factor of eight.
     assert math.exp(odometer_delta(problem, naive.tolist()).lower) > 7.7e-5
-    more = margin(problem, naive.tolist(), one)
+    more = method.margin(problem, naive.tolist(), one)
     assert more == pytest.approx(0.2142, abs=1e-3)
-    stated = naive + more
-    found = odometer_delta(problem, stated.tolist())
-    assert found.upper <= one + 1e-3
+    assert odometer_delta(problem, (naive + more).tolist()).upper <= one + 1e-3
     less = odometer_delta(problem, (naive + more - 0.005).tolist())
     assert less.lower > one

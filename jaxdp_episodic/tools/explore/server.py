@@ -32,7 +32,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _MAX_QUESTION_BYTES = 2**22  # of JSON, with the sizes of a population
-# Seconds without a byte of a request; half-sent ones would use up the descriptors.
+# Seconds in which a request must arrive; half-sent ones would use up the descriptors.
 _ARRIVAL_SECONDS = 10.0
 # -P: nothing is imported from the current folder.
 _PROGRAM = (sys.executable, "-P", "-m", "jaxdp_episodic.tools.explore.questions")
@@ -80,11 +80,14 @@ def handler(
     pages[f"/{secret}/start"] = json.dumps(start).encode(), "application/json"
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = _ARRIVAL_SECONDS
-
         def handle(self) -> None:
+            end = self.connection.shutdown
+            self.arrival = threading.Timer(_ARRIVAL_SECONDS, end, [socket.SHUT_RDWR])
+            self.arrival.daemon = True
+            self.arrival.start()
             with contextlib.suppress(OSError):  # the page has left
                 super().handle()
+            self.arrival.cancel()
 
         def parse_request(self) -> bool:
             if not super().parse_request():
@@ -123,6 +126,7 @@ def handler(
                     f"a question must have at most {_MAX_QUESTION_BYTES} bytes"
                 )
             body = self.rfile.read(int(length))
+            self.arrival.cancel()
             # Pages of other sites may not send this content type (CORS).
             if self.headers.get("content-type") != "application/json":
                 raise ValueError("a question must be application/json")

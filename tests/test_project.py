@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 60_639,
+    "jaxdp_episodic": 60_643,
     "jaxdp_episodic/accountant/describe": 3_682,
     "jaxdp_episodic/accountant/losses": 5_015,
     "jaxdp_episodic/accountant/methods": 5_708,
@@ -341,7 +341,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/plots": 1_142,
     "jaxdp_episodic/tools/book": 1_101,
     "jaxdp_episodic/tools/train": 1_248,
-    "jaxdp_episodic/tools/explore": 452,
+    "jaxdp_episodic/tools/explore": 456,
     "jaxdp_episodic/tools/cli": 2_204,
     "jaxdp_episodic/files": 1_361,
     "experiments": 7_103,

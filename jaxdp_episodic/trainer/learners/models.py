@@ -288,13 +288,13 @@ def split_model(
       ValueError: a module with batch statistics (BatchNorm) or random state (Dropout)
         that is not in evaluation mode, or nothing to train.
     """
-    if isinstance(module, tuple) and len(module) == 2 and callable(module[0]):
+    if isinstance(module, tuple) and len(module) == 2:
         return _split_pair(*module, wrt)
     if not isinstance(module, nnx.Module):
         raise TypeError(
             f"module must be a flax.nnx.Module, got a {type(module).__name__}; one of "
-            "flax.linen, or a function, needs its parameters: split_model((module, "
-            "module.init(key, inputs)['params']))"
+            "flax.linen needs its parameters: split_model((module, module.init(key, "
+            "inputs)['params']))"
         )
     refuse_shared_state(module)
     if wrt is None:
@@ -459,21 +459,26 @@ def apply_and_params(
 ) -> tuple[Callable[[Any, Array], Array], Any]:
     """Returns a user's model as a pure function, and its initial parameters."""
     # A linen module's parameters are made here, from a public seed.
-    if not isinstance(model, linen.Module):
+    is_pair = isinstance(model, tuple) and len(model) == 2 and callable(model[0])
+    if isinstance(model, nnx.Module) or is_pair:
         return split_model(model)
-    made: Any = model.init(
-        jax.random.key(seed), jnp.zeros((1, *input_shape), jnp.float32)
+    if isinstance(model, linen.Module):
+        inputs = jnp.zeros((1, *input_shape), jnp.float32)
+        made: Any = model.init(jax.random.key(seed), inputs)
+        others = sorted(made.keys() - {"params"})
+        if others:
+            raise ValueError(
+                f"model must have only parameters, got the collection {others[0]!r}: "
+                "batch statistics couple the examples of different clip units; use "
+                "GroupNorm or LayerNorm, or close over those of public data: model = "
+                "(lambda params, inputs: module.apply({'params': params, "
+                f"{others[0]!r}: constants}}, inputs), params), in evaluation mode"
+            )
+        return LinenApply(model), made["params"] if "params" in made else {}
+    raise TypeError(
+        "model must be a module of flax.nnx or flax.linen, or a pair (apply, params), "
+        f"got a {type(model).__name__}"
     )
-    others = sorted(made.keys() - {"params"})
-    if others:
-        raise ValueError(
-            f"model must have only parameters, got the collection {others[0]!r}: batch "
-            "statistics couple the examples of different clip units; use GroupNorm or "
-            "LayerNorm, or close over those of public data: model = (lambda params, "
-            f"inputs: module.apply({{'params': params, {others[0]!r}: constants}}, "
-            "inputs), params), in evaluation mode"
-        )
-    return LinenApply(model), made["params"] if "params" in made else {}
 
 
 def learner_of(learner: Any, apply: Callable[[Any, Array], Array]) -> Any:

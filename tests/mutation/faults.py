@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxdp_episodic.accountant.describe import step as described
 from jaxdp_episodic.accountant.questions import contribution_pairs, dominating_pair
-from jaxdp_episodic.trainer.draw import blocks, rows, sampler
+from jaxdp_episodic.trainer.draw import rows, sampler
 from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.gradient.noise import BandMemory
@@ -303,7 +303,7 @@ FAULTS = (
     Fault(
         "blocks of people by who is in the data",
         Edit(
-            blocks.random_blocks,
+            rows.random_blocks,
             "generator.permutation(int(np.asarray(design.num_people)))",
             "np.arange(int(np.asarray(design.num_people)))",
         ),

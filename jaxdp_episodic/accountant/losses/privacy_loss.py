@@ -142,8 +142,9 @@ class PrivacyLoss(abc.ABC):
 
     @functools.cached_property
     def loses_nothing(self) -> Array:
-        """Whether P and Q are equal."""
-        return np.equal(self.chance, 0)
+        """Whether P and Q are equal: a rate is 0. The product may be 0 by underflow."""
+        never = [rate == 0 for rate in self.rates.values()]
+        return functools.reduce(operator.or_, never, np.False_)
 
     @property
     def is_unprotected(self) -> Array:
@@ -193,8 +194,8 @@ class NoisyLoss(PrivacyLoss):
     @functools.cached_property
     def loses_nothing(self) -> Array:
         """Whether nothing is sampled, or the noise is infinite."""
-        xp = namespace(self.chance, self.shift)
-        return xp.equal(self.chance, 0.0) | xp.equal(self.shift, 0.0)
+        never = [rate == 0 for rate in self.rates.values()]
+        return functools.reduce(operator.or_, never, self.shift == 0)
 
     @functools.cached_property
     def is_unprotected(self) -> Array:

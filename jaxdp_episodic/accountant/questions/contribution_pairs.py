@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,8 @@ Pairs = tuple[PrivacyLoss, ...]
 
 # A rate of 1, with a path axis.
 ALWAYS = np.ones(1)
+# The smallest normal number: threads of JAX may take smaller ones for 0.
+_SMALLEST_PRODUCT = np.finfo(np.float64).tiny
 # Largest number of clip units of one person: distributions and sums have as many terms.
 MOST_UNITS = 20_000
 # Largest product of the number of components and the largest number of units: an
@@ -66,8 +69,13 @@ def shift_of(noise: Any, sensitivity: np.ndarray | float) -> np.ndarray:
         return np.divide(sensitivity, column(noise))
 
 
-# The product of rates with a path axis; 1 if there are none.
-product = functools.partial(math.prod, start=ALWAYS)
+def product(rates: Sequence[np.ndarray]) -> np.ndarray:
+    """The product of rates with a path axis; 1 if there are none, 0 only if one is."""
+    found: np.ndarray = math.prod(rates, start=ALWAYS)
+    if np.all(found >= _SMALLEST_PRODUCT):
+        return found
+    some = functools.reduce(operator.and_, [np.asarray(rate) > 0 for rate in rates])
+    return np.where(some, np.maximum(found, _SMALLEST_PRODUCT), found)
 
 
 # --- At most one clipped contribution depends on the unit: theory.md, "Profiles" ---

@@ -213,7 +213,7 @@ def _multistage(step: GaussianStep, sampling: MultistageSampling) -> PrivacyLoss
     return one_contribution(
         step,
         rate if coins else None,
-        inner if coins else rate * inner,
+        inner if coins else product(rates[clip:]),
         outer=product(rates[:clip]),
         is_unit=clip + 1 == len(rates),
     )
@@ -223,7 +223,7 @@ def _group(step: GaussianStep, design: GroupedClasses) -> PrivacyLoss:
     """Grouped classes: at most one episode of a step has the class."""
     episode, class_, *below = step.path_rates.rates
     if not isinstance(design.episodes, Poisson):
-        return one_contribution(step, None, episode * class_ * product(below))
+        return one_contribution(step, None, product(step.path_rates.rates))
     removes = step.neighboring_relation == "zero_out" and not below
     return one_contribution(step, episode, product(below), is_unit=removes)
 

@@ -54,6 +54,21 @@ def test_grouped_classes(drawn, unit, relation, kind, rates):
     assert [float(np.squeeze(field)) for field in pair.fields] == [*rates, 1 / NOISE]
 
 
+@pytest.mark.parametrize("relation", [ADD, SWAP, ZERO])
+@pytest.mark.parametrize("clip", "abc")
+def test_a_product_of_rates_below_the_smallest_number_is_not_0(clip, relation):
+    coins = [jde.Poisson(level, sampling_probability=1e-200) for level in "abc"]
+    step = jde.GaussianStep(
+        jde.MultistageSampling(*coins),
+        noise_multiplier=1e-3,
+        clip_unit=clip,
+        neighboring_relation=relation,
+    )
+    assert jde.epsilon(step, delta=0.0, num_steps=1) == np.inf
+    # At least log(rate^64 e^{64 63 / (2 noise^2)}) / 63.
+    assert jde.rdp(step, 64.0) > 32e6 - 64 / 63 * 600 * np.log(10)
+
+
 def test_independent_episodes_with_slots():
     step = jde.GaussianStep(
         jde.IndependentEpisodes(jde.MultistageSampling(HAND, SOME), num_episodes=3),

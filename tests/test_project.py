@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 60_657,
+    "jaxdp_episodic": 60_652,
     "jaxdp_episodic/accountant/describe": 3_682,
     "jaxdp_episodic/accountant/losses": 5_016,
     "jaxdp_episodic/accountant/methods": 5_708,
@@ -333,7 +333,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/gradient": 1_467,
     "jaxdp_episodic/trainer/learners": 2_192,
     "jaxdp_episodic/trainer/statistics": 1_273,
-    "jaxdp_episodic/trainer/run": 6_322,
+    "jaxdp_episodic/trainer/run": 6_317,
     "jaxdp_episodic/trainer/audit": 1_813,
     "jaxdp_episodic/tools/requests": 716,
     "jaxdp_episodic/tools/sweep": 1_060,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_204,
     "jaxdp_episodic/files": 1_361,
     "experiments": 7_103,
-    "tests": 48_257,
+    "tests": 48_256,
 }
 
 

@@ -163,9 +163,7 @@ class Trainer:
         self.has_default_normalizer = normalizer is None and budget.takes_steps
         self.run: dict[str, Any] = described_run(self, seed, rule, settings)
         self._one_step = threading.Lock()  # two at once would share one charge
-        # Threads in which a step, and `train`, run.
-        self._stepped_by: int | None = None
-        self._trained_by: int | None = None
+        self._trained_by: int | None = None  # the thread in which `train` runs
         # One attribute, so that an interrupt cannot separate state and step number.
         self._now = (self._gradient.on_devices(main.initial_state(budget)), 0)
         self.ledger, self.versions = Ledger(budget), described_versions()
@@ -320,8 +318,8 @@ class Trainer:
           ValueError: what was prepared is of another step; nothing happened.
           OSError: the charge could not be written; the step was not taken.
           RunEndedError: another process has ended.
-          RuntimeError: a step of this trainer called it, or another thread while
-            `train` runs; nothing happened.
+          RuntimeError: a step of this trainer has not ended, or another thread runs
+            `train`; nothing happened.
         """
         self._join()
         with self._one_at_a_time(), self.processes.together():
@@ -341,23 +339,20 @@ class Trainer:
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
-        """Waits for a step in another thread; refuses calls that could never end."""
+        """Refuses calls during a step: it may wait for them, in whatever thread."""
         if self._trained_by not in (None, threading.get_ident()):
             raise RuntimeError(
                 "another thread runs train of this trainer: call step, train, resume, "
                 "release and close after its end"
             )
-        if self._stepped_by == threading.get_ident():
+        if self._one_step.locked():
             raise RuntimeError(
-                "what a step calls (learner, rule, score, optimizer) must not call "
-                "step, train, resume, release or close of its trainer"
+                "what a step calls (learner, rule, score, optimizer), and other "
+                "threads until its end, must not call step, train, resume, release or "
+                "close of its trainer"
             )
         with self._one_step:
-            self._stepped_by = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._stepped_by = None
+            yield
 
     def _open_by_hand(self, folder: Path) -> None:
         with ExitStack() as stack:

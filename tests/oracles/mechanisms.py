@@ -99,8 +99,10 @@ SHIPPED: dict[type[PrivacyLoss], PrivacyLoss] = {
         LaplaceLoss(_ONE, _RATE, _SHIFT),
         _finite(),
         RandomizedResponseLoss(_ONE, _SHIFT, 0 * _ONE),
-        ZeroConcentratedLoss(_ONE, _SHIFT, 0 * _ONE),
-        RenyiCurveLoss(_ONE, np.inf * _ONE, (_ONE, 9 * _ONE), (_RATE, 9 * _RATE)),
+        ZeroConcentratedLoss.of(_SHIFT, _INNER),
+        RenyiCurveLoss(
+            _ONE, 0 * _ONE, np.inf * _ONE, (_ONE, 9 * _ONE), (_RATE, 9 * _RATE)
+        ),
     )
 }
 

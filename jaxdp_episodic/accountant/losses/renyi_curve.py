@@ -1,6 +1,7 @@
 """Mechanisms of which only Rényi divergences are known, at some orders or all.
 
-Reference: van Erven and Harremoës (2014), arXiv:1206.2459, Corollary 2.
+References: van Erven and Harremoës (2014), arXiv:1206.2459, Corollary 2; Bun and
+Steinke (2016), arXiv:1605.02065, Definitions 1.1 and 8.1.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
 # Smallest moment, so that logarithms are finite.
 _SMALLEST_MOMENT = 1e-100
+# Largest rho with a bound: its square does not overflow.
+_LARGEST_RHO = 1e140
 
 
 @dataclass(frozen=True)
 class RenyiCurveLoss(Moments):
-    """Upper bounds at some orders; between them chords of the convex log-moment."""
+    """Upper bounds at some orders, and chords of the log-moment; plus ``rho alpha``."""
 
-    most: Array  # the divergence of order inf; inf if unknown
+    rho: Array  # >= 0
+    # Of the rest of the divergence, which a (xi, rho)-zCDP mechanism bounds by xi.
+    most: Array  # at order inf; inf if unknown
     t: tuple[Array, ...]  # orders minus 1, ascending, all finite
     log_moments: tuple[Array, ...]  # ``t D_{1+t}`` of both directions, >= 0
     is_symmetric: ClassVar[bool] = True
@@ -40,33 +45,36 @@ class RenyiCurveLoss(Moments):
         # If no finite order is known, that of order inf is used at order 2 too.
         t, rdp = (orders[known] - 1, rdp[known]) if known.any() else (np.ones(1), most)
         fields = (tuple(np.full(1, value) for value in one) for one in (t, t * rdp))
-        return cls(np.ones(1), np.full(1, most), *fields)
+        return cls(np.ones(1), np.zeros(1), np.full(1, most), *fields)
 
     @property
     def loses_nothing(self) -> Array:
         """Whether all divergences are 0."""
-        return np.equal(np.max(np.stack([self.most, *self.log_moments]), axis=0), 0)
+        rest = np.max(np.stack([self.most, *self.log_moments]), axis=0)
+        return np.equal(self.rho, 0) & np.equal(rest, 0)
 
     @property
     def is_unprotected(self) -> Array:
-        """Whether all divergences are infinite."""
-        return np.isinf(np.min(np.stack([self.most, *self.log_moments]), axis=0))
+        """Whether all divergences are infinite, or beyond the range."""
+        rest = np.min(np.stack([self.most, *self.log_moments]), axis=0)
+        return np.isinf(rest) | np.greater(self.rho, _LARGEST_RHO)
 
     def kept_in_range(self) -> Self:
         """See `PrivacyLoss`: moments are raised above 0."""
         raised = tuple(np.maximum(m, _SMALLEST_MOMENT) for m in self.log_moments)
-        return dataclasses.replace(super().kept_in_range(), log_moments=raised)
+        rho = np.minimum(self.rho, _LARGEST_RHO)
+        return dataclasses.replace(super().kept_in_range(), rho=rho, log_moments=raised)
 
     def largest_loss(self, *, backward: bool) -> Array:
         """See `PrivacyLoss`: the divergence of order inf."""
-        return self.most
+        return np.where(np.equal(self.rho, 0), self.most, np.inf)
 
     def hints(self) -> Hints:
         """See `PrivacyLoss`: about the same divergence at the first order."""
         xp = namespace(*self.fields)
         first, order = self.log_moments[0], self.t[0]
         square = xp.minimum(2 * first / (order * (1 + order)), 1e6)
-        return Hints.unsampled(xp.sqrt(square))
+        return Hints.unsampled(xp.sqrt(square + 2 * self.rho))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`; an *upper bound*."""
@@ -85,54 +93,15 @@ class RenyiCurveLoss(Moments):
         chord = xp.where(known, low + rise * (t - left), xp.inf)
         value = xp.minimum(chord, most)
         slope = xp.where(chord < most, rise, self.most)
-        value = xp.maximum(value, _SMALLEST_MOMENT)
-        return excess_of(value, slope, 0.0, rule.with_derivatives)
+        value = xp.maximum(value, _SMALLEST_MOMENT) + t * self.rho * (1 + t)
+        slope, bend = slope + self.rho * (1 + 2 * t), 2 * self.rho
+        return excess_of(value, slope, bend, rule.with_derivatives)
 
 
-# Reference: Bun and Steinke (2016), arXiv:1605.02065, Definitions 1.1 and 8.1.
+class ZeroConcentratedLoss(RenyiCurveLoss):
+    """(xi, rho)-zCDP: ``xi + rho alpha`` at every order."""
 
-# Range of rho in which its squares neither underflow nor overflow; no bound above it.
-_SMALLEST_RHO = 1e-40
-_LARGEST_RHO = 1e140
-
-
-@dataclass(frozen=True)
-class ZeroConcentratedLoss(Moments):
-    """``log E_Q[(P/Q)^{1+t}] <= t (xi + rho (1 + t))``: (xi, rho)-zCDP, not a pair."""
-
-    rho: Array  # >= 0; inf means no protection
-    xi: Array  # >= 0; inf means no protection
-    is_symmetric: ClassVar[bool] = True
-
-    @property
-    def loses_nothing(self) -> Array:
-        """Whether all divergences are 0."""
-        return np.equal(self.rho, 0) & np.equal(self.xi, 0)
-
-    @property
-    def is_unprotected(self) -> Array:
-        """Whether rho or xi is beyond the range."""
-        return np.greater(np.maximum(self.rho, self.xi), _LARGEST_RHO)
-
-    def kept_in_range(self) -> Self:
-        """See `PrivacyLoss`."""
-        rho = np.clip(self.rho, _SMALLEST_RHO, _LARGEST_RHO)
-        xi = np.minimum(self.xi, _LARGEST_RHO)
-        return dataclasses.replace(super().kept_in_range(), rho=rho, xi=xi)
-
-    def largest_loss(self, *, backward: bool) -> Array:
-        """See `PrivacyLoss`: xi if rho is 0."""
-        return np.where(np.equal(self.rho, 0), self.xi, np.inf)
-
-    def hints(self) -> Hints:
-        """See `PrivacyLoss`: about the same divergences."""
-        xp = namespace(*self.fields)
-        return Hints.unsampled(xp.sqrt(2 * (self.rho + self.xi)))
-
-    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`; closed form, an *upper bound*."""
-        xp = namespace(t, *self.fields)
-        t, rho, xi = xp.broadcast_arrays(t, self.rho, self.xi)
-        slope = xi + rho * (1 + 2 * t)
-        log_moment = t * (xi + rho * (1 + t))
-        return excess_of(log_moment, slope, 2 * rho, rule.with_derivatives)
+    @classmethod
+    def of(cls, rho: Array, xi: Array) -> Self:
+        """Besides rho the divergence is at most xi: at order 2, and at order inf."""
+        return cls(np.ones(1), rho, xi, (np.ones(1),), (xi,))

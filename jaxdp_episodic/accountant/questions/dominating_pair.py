@@ -423,7 +423,7 @@ def _release(release: OneStep) -> PrivacyLoss:
         case releases.ZeroConcentratedDP(rho=rho, is_gaussian=True):
             return SampledGaussianLoss(ALWAYS, ALWAYS, np.sqrt(2 * column(rho)))
         case releases.ZeroConcentratedDP(rho=rho, xi=xi):
-            return renyi_curve.ZeroConcentratedLoss(ALWAYS, column(rho), column(xi))
+            return renyi_curve.ZeroConcentratedLoss.of(column(rho), column(xi))
         case releases.RenyiDP(orders=orders, rdp=rdp):
             return renyi_curve.RenyiCurveLoss.of_orders(
                 np.asarray(orders), np.asarray(rdp)

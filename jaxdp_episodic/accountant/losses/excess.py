@@ -205,7 +205,7 @@ class HalfLine(NamedTuple):
 
 def log_integral(
     log_parts: Callable[[Array], tuple[Any, Any]],
-    windows: Windows | HalfLine,
+    windows: Windows | HalfLine | tuple[Array, Array],
     peaks: Array,
     floor: Array,
     t: Array,
@@ -213,7 +213,8 @@ def log_integral(
 ) -> tuple[Array, ...]:
     """Returns the logarithm of the integral of ``e^{b(x)} f(e^{y(x)} - 1)`` over x.
 
-    The domain is x >= floor. ``log_parts`` returns y = log P/Q and b = log Q. For a sum
+    The domain is x >= floor; two arrays in place of windows are the panels' left and
+    right edges. ``log_parts`` returns y = log P/Q and b = log Q. For a sum
     of several pairs these are lists, or have more dimensions in front. Then f is
     ``v -> (1 + v)^(1 + t) - 1 - (1 + t) v`` forward, ``v -> (1 + v)^(-t) - 1 + t v``
     backward, and the sum of both if the direction is "symmetric". With
@@ -249,9 +250,11 @@ def log_integral(
     if isinstance(windows, HalfLine):
         total, *derivatives = windows.integrate(integrand, parts)
     else:
-        lefts, rights = lay_panels(*windows, floor, num_panels=quadrature.num_panels)
+        panels, nodes, _ = quadrature
+        if len(windows) == 3:
+            windows = lay_panels(*windows, floor, num_panels=panels)
         total, *derivatives = integrate_panels(
-            integrand, lefts, rights, nodes_per_panel=quadrature.nodes_per_panel
+            integrand, *windows, nodes_per_panel=nodes
         )
     return xp.log(total) + scale, *(d / total for d in derivatives)
 

@@ -14,19 +14,18 @@ from typing import ClassVar
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import (
-    LARGEST_EXPONENT,
     excess_of,
+    log_integral,
+    sum_of,
     with_rounding,
 )
+from jaxdp_episodic.accountant.losses.finite import log_excess_of_atoms
 from jaxdp_episodic.accountant.losses.gaussian import (
     sampled_displacement,
     sampled_tails,
     scaled,
 )
-from jaxdp_episodic.accountant.losses.loss_nodes import (
-    Rate,
-    real_log_mixture,
-)
+from jaxdp_episodic.accountant.losses.loss_nodes import Rate, real_log_mixture
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
@@ -35,29 +34,20 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Profile,
     Tails,
 )
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    fori_loop,
-    namespace,
-)
-from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels
-from jaxdp_episodic.accountant.numerics.special import scaled_power_excess
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
 _LOG_2 = math.log(2.0)
 _LOG_4 = math.log(4.0)
 # Rounding error of u, relative to the largest loss: nine units in the last place.
 _LOSS_ROUNDING = 2e-15
-# Panels have equal lengths in this factor times the distance from the end of the
-# losses, plus the change of the exponent, in nats. The integrand decreases at least by
-# half the distance, and by the exponent.
-_NATS_PER_UNIT = 2.0
-# Backward, the integrand at the largest losses y has no exponent, and bends where y is
-# 1 / alpha: this factor times the change of log(1 + alpha y) is added there.
-_NATS_PER_BEND = 4.0
-# Length of all panels in this measure: there the integrand is e^-35 of that at the end.
-_LAST_EDGE = 210.0
-# Bisections for an edge, which need not be accurate.
-_EDGE_BISECTIONS = 14
+# Distance from an end of the losses at which the integrand of a moment is at most e^-40
+# of that at the end: it decreases at least by half the distance.
+_FURTHEST = 80.0
+# Length of the panels far from the ends, up to a factor of about 1. P/Q, as a function
+# of complex losses, has its zeros at a distance of pi.
+_FAR_LENGTH = 6.0
+# The same next to an end, where the exponent changes by alpha times the distance: nats.
+_NEAR_NATS = 6.0
 
 
 @dataclass(frozen=True)
@@ -116,11 +106,24 @@ class LaplaceLoss(NoisyLoss, Profile, Moments):
         return rounding + 2 * sampled_displacement(u, self.rate)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`: two atoms and an integral; exact up to quadrature error."""
+        """See `Moments`: atoms at both ends, and panels from either to the middle."""
         xp = namespace(t, *self.fields)
         t, _, p, s = xp.broadcast_arrays(t, *self.fields)
-        rate = Rate.of(p)
-        found = _excess(t, rate, s, rule)
+        rate, zero = Rate.of(p), xp.zeros_like(s)
+        y = real_log_mixture(xp.stack([s, -s]), rate)
+        log_masses = y - xp.stack([s, zero]) - _LOG_2
+        found = log_excess_of_atoms(y, log_masses, t, rule)
+        edges = _edges(1 + t, s, rule.quadrature.num_panels)
+        for sign in (1.0, -1.0):
+
+            def log_parts(depth: Array, sign: float = sign) -> tuple[Array, Array]:
+                """Returns log P/Q and Q's log-density, at a distance from an end."""
+                loss = sign * (s - depth)
+                return real_log_mixture(loss, rate), -0.5 * (loss + s) - _LOG_4
+
+            panels = edges[:-1], edges[1:]
+            part = log_integral(log_parts, panels, zero[None], zero, t, rule)
+            found = sum_of(found, part)
         if rule.direction == "forward":
             # As in `unless_gaussian`: moments are convex in P, and no loss exceeds s.
             most, *slopes = excess_of(t * s, s, 0.0, rule.with_derivatives)
@@ -128,71 +131,12 @@ class LaplaceLoss(NoisyLoss, Profile, Moments):
         return found
 
 
-def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:
-    """Returns the excess from its atoms, and panels from either end to the middle."""
-    xp = namespace(t, p.rate, s)
-    direction, quadrature, with_derivatives = rule
-
-    def log_parts(loss: Array) -> tuple[Array, Array]:
-        """Returns log P/Q and Q's log-density at a loss without sampling."""
-        return real_log_mixture(loss, p), -0.5 * (loss + s) - _LOG_4
-
-    ends = xp.stack([-s, s])
-    y = real_log_mixture(ends, p)
-    b = xp.stack([xp.full_like(s, -_LOG_2), -s - _LOG_2])
-    power = -t if direction == "backward" else 1 + t
-    peak = xp.maximum(xp.max(b + power * y, axis=0) - LARGEST_EXPONENT, 0.0)
-
-    def values(y: Array, b: Array) -> tuple[Array, ...]:
-        found = scaled_power_excess(y, b - peak, t, direction)
-        return found[: 3 if with_derivatives else 1]
-
-    sums = [xp.sum(value, axis=0) for value in values(y, b)]
-    bends = direction == "backward", False
-    edges = [
-        _edges(1 + t, p, sign * s, quadrature.num_panels, bent)
-        for sign, bent in zip((1.0, -1.0), bends, strict=True)
-    ]
-    for sign, depth in zip((1.0, -1.0), edges, strict=True):
-
-        def integrand(depth: Array, sign: float = sign) -> tuple[Array, ...]:
-            return values(*log_parts(sign * (s - depth)))
-
-        parts = integrate_panels(
-            integrand, depth[:-1], depth[1:], nodes_per_panel=quadrature.nodes_per_panel
-        )
-        sums = [a + part for a, part in zip(sums, parts, strict=True)]
-    total, *derivatives = sums
-    return xp.log(total) + peak, *(d / total for d in derivatives)
-
-
-def _edges(alpha: Array, p: Rate, end: Array, num_panels: int, bends: bool) -> Array:
-    """Returns panel edges (num_panels + 1, n): distances from the end s or -s."""
-    xp = namespace(alpha, p.rate, end)
-    s, sign, last_y = xp.abs(end), xp.sign(end), real_log_mixture(end, p)
-
-    def spent(d: Array) -> Array:
-        y = real_log_mixture(sign * (s - d), p)
-        nats = alpha * xp.abs(last_y - y)
-        if bends:
-            nats = _NATS_PER_BEND * (xp.log1p(alpha * last_y) - xp.log1p(alpha * y))
-        return _NATS_PER_UNIT * d + nats
-
-    most = xp.minimum(spent(s), _LAST_EDGE)
-    shares = xp.arange(1, num_panels + 1, dtype=s.dtype)[:, None] / num_panels
-    goal = most * shares
-    # Bracket: distances for the steepest exponent, and for a constant one.
-    steepest = _NATS_PER_UNIT + (_NATS_PER_BEND if bends else 1.0) * alpha
-    start = (xp.log(goal / steepest), xp.log(goal / _NATS_PER_UNIT))
-
-    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bracket
-        middle = 0.5 * (low + high)
-        above = spent(xp.minimum(xp.exp(middle), s)) >= goal
-        return xp.where(above, low, middle), xp.where(above, middle, high)
-
-    low, _ = fori_loop(xp, 0, _EDGE_BISECTIONS, halve, start)
-    edge = xp.minimum(xp.exp(low), s)
-    # The last edge is the middle, if `_LAST_EDGE` reaches it.
-    last = xp.where(spent(s) <= _LAST_EDGE, s, edge[-1])
-    return xp.concatenate([0 * edge[:1], edge[:-1], last[None]])
+def _edges(alpha: Array, s: Array, num_panels: int) -> Array:
+    """Panel edges (num_panels + 1, n): distances from s or -s, at most s."""
+    # B log(1 + (c / B) (e^v - 1)) at equally spaced v: proportional to e^v - 1 next to
+    # the end and to v far from it.
+    xp, near = namespace(alpha, s), _NEAR_NATS / (_FAR_LENGTH * alpha)
+    furthest = xp.expm1(xp.minimum(s, _FURTHEST) / _FAR_LENGTH)
+    shares = np.arange(num_panels + 1.0)[:, None] / num_panels
+    v = shares * xp.log1p(furthest / near)
+    return xp.minimum(_FAR_LENGTH * xp.log1p(near * xp.expm1(v)), s)

@@ -318,14 +318,14 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 60_652,
+    "jaxdp_episodic": 60_552,
     "jaxdp_episodic/accountant/describe": 3_682,
-    "jaxdp_episodic/accountant/losses": 5_016,
+    "jaxdp_episodic/accountant/losses": 4_932,
     "jaxdp_episodic/accountant/methods": 5_708,
     "jaxdp_episodic/accountant/numerics": 3_117,
     "jaxdp_episodic/accountant/questions": 5_886,
     "jaxdp_episodic/accountant/bounds": 1_747,
-    "jaxdp_episodic/accountant/interop": 1_630,
+    "jaxdp_episodic/accountant/interop": 1_614,
     "jaxdp_episodic/accountant/report": 2_022,
     "jaxdp_episodic/trainer/data": 3_438,
     "jaxdp_episodic/trainer/draw": 1_409,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_204,
     "jaxdp_episodic/files": 1_361,
     "experiments": 7_103,
-    "tests": 48_256,
+    "tests": 48_258,
 }
 
 

@@ -26,9 +26,8 @@ from jaxdp_episodic.accountant.describe.step import (
     parts_of,
 )
 from jaxdp_episodic.accountant.interop.dp_event import (
-    FIELDS,
+    EVENTS,
     OURS,
-    RELEASED_AS,
     EventNotCovered,
     nothing,
     steps_of,
@@ -99,15 +98,16 @@ def _event(step: Any) -> Any:
     """Returns the event of one step."""
     if isinstance(step, GaussianStep):
         return _gaussian(step)
-    name = next((n for n, cls in RELEASED_AS.items() if isinstance(step, cls)), "")
-    if not hasattr(dp_event, name):
+    name = next((n for n, e in EVENTS.items() if e.release is type(step)), "")
+    make = getattr(dp_event, f"{name}DpEvent", None)
+    if not name or make is None:
         raise NotImplementedError(
             f"{type(step).__name__} has no event in the installed dp_accounting"
         )
-    fields = FIELDS[name].split()
+    fields = EVENTS[name].fields.split()
     given = {theirs: getattr(step, OURS.get(theirs, theirs)) for theirs in fields}
     lists = {k: v.tolist() for k, v in given.items() if np.ndim(v)}
-    event = getattr(dp_event, name)(**given | lists)
+    event = make(**given | lists)
     if "sampling_probability" in fields:
         return event
     return _sampled(getattr(step, "sampling_probability", 1), event)

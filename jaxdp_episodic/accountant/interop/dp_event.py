@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe import designs, releases
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, AT_LEAST_ZERO, Check
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
@@ -47,6 +48,9 @@ _EQUAL_SQUARES = 1e-12
 # Relative; exceeds the rounding errors of joint releases, and is added or subtracted
 # on the safe side.
 _ROUNDING_MARGIN = 1e-13
+# The field of a sampling probability, and its check.
+_RATE = "sampling_probability", _validation.probability_array
+_SUFFIX = "DpEvent"  # of the names of all events
 # Fields of the named-tuple form that state the class.
 _OF_NAMED_TUPLES = "module_name class_name"
 
@@ -113,14 +117,14 @@ def steps_of(
         step = _read(part, neighboring_relation, orders)
         if step is not None:
             # An epoch counts as all of its steps.
-            is_epoch = kind(part) == "RandomAllocationDpEvent"
-            steps = whole(part, "num_steps", minimum=1) if is_epoch else 1
+            is_epoch = kind(part) == "RandomAllocation"
+            steps = number(part, "num_steps", AT_LEAST_ONE) if is_epoch else 1
             yield part, step, count * steps
 
 
 def nothing(relation: str) -> OneStep:
     """Returns a step that draws no example."""
-    return _sampled_gaussian(0.0, 1.0, relation)
+    return _gaussian(0.0, 1.0, relation)
 
 
 def joint(noises: list[tuple[float, int]], power: int = 2) -> float:
@@ -143,7 +147,7 @@ class EventNotCovered(NotImplementedError):
     def __init__(self, event: Any, why: str) -> None:
         super().__init__(
             f"{_name(event)} cannot be imported: {why}; covered: "
-            f"{', '.join(sorted(FIELDS))}"
+            f"{', '.join(name + _SUFFIX for name in sorted(EVENTS))}"
         )
         self.event = event
 
@@ -176,19 +180,19 @@ def uncomposed(event: Any) -> Iterator[tuple[Any, int]]:
 def _parts(event: Any) -> Parts | None:
     """Returns a composition's direct parts and their counts; None for other events."""
     match kind(event):
-        case "NoOpDpEvent":
+        case "NoOp":
             return []
-        case "SelfComposedDpEvent":
-            return [(field(event, "event"), whole(event, "count", minimum=0))]
-        case "ComposedDpEvent":
+        case "SelfComposed":
+            return [(field(event, "event"), number(event, "count", AT_LEAST_ZERO))]
+        case "Composed":
             events = field(event, "events")
             if not isinstance(events, list | tuple):
                 shown = _validation.shown(events)
                 raise TypeError(f"events must be a list of events, got {shown}")
             return [(inner, 1) for inner in events]
-        case "PoissonSampledDpEvent":
+        case "PoissonSampled":
             # Sampling with probability 1 is the inner event.
-            if bool(number(event, "sampling_probability") == 1):
+            if number(event, *_RATE) == 1:
                 return [(field(event, "event"), 1)]
     return None
 
@@ -198,38 +202,23 @@ def field(event: Any, name: str) -> Any:
     try:
         return getattr(event, name)
     except AttributeError:
-        raise TypeError(f"{kind(event)} must have a field {name!r}") from None
+        raise TypeError(f"{_name(event)} must have a field {name!r}") from None
 
 
-def number(event: Any, name: str) -> Any:
-    """Returns a field that is no array; its type is not checked."""
-    value = field(event, name)
-    if np.ndim(value):
-        raise ValueError(
-            f"{name} must be one number in an event, got {_validation.shown(value)}"
-        )
-    return value
-
-
-def nonnegative(event: Any, name: str) -> float:
-    """Returns a field that is one number >= 0."""
-    return float(_validation.nonnegative_array(name, number(event, name)))
-
-
-def whole(event: Any, name: str, *, minimum: int) -> int:
-    """Returns a field that is one whole number."""
-    return int(_validation.integer_array(name, number(event, name), minimum=minimum))
+def number(event: Any, name: str, check: Check = _validation.nonnegative_array) -> Any:
+    """Returns a field that is one number and passes the check."""
+    return _validation.one(name, field(event, name), check)
 
 
 def kind(event: Any) -> str:
-    """Returns the name of an event's class; refuses other objects, unknown fields."""
-    name = _name(event)
-    if not name.endswith("DpEvent"):
+    """Returns the name of an event without "DpEvent"; refuses unknown fields."""
+    name = _name(event).removesuffix(_SUFFIX)
+    if name == _name(event):
         raise TypeError(
             f"event must be a DpEvent of dp_accounting, got {_validation.shown(event)}"
         )
-    if name in FIELDS:
-        unknown = _unknown_fields(event, f"{FIELDS[name]} {_OF_NAMED_TUPLES}")
+    if name in EVENTS:
+        unknown = _unknown_fields(event, f"{EVENTS[name].fields} {_OF_NAMED_TUPLES}")
         if unknown:
             raise EventNotCovered(event, f"no theorem of its {unknown}")
     return name
@@ -266,24 +255,24 @@ def refuse_unknown(thing: Any, known: str) -> None:
 def _read(event: Any, relation: str, orders: np.ndarray | None = None) -> Any:
     """Returns the step of an elementary event; None if it releases nothing."""
     name = kind(event)
-    if name not in FIELDS:
+    if name not in EVENTS:
         raise EventNotCovered(event, "no theorem here")
-    if name == "RepeatAndSelectDpEvent":
-        return _repeat_and_select(event, relation, orders)
-    return _READERS.get(name, _released)(event, relation)
+    given = {"orders": orders} if name == "RepeatAndSelect" else {}
+    return (EVENTS[name].read or _released)(event, relation, **given)
 
 
 def _released(event: Any, relation: str, **given: Any) -> Any:
     """Returns the release of an event; ``given`` replaces fields of the event."""
     name = kind(event)
-    cls = RELEASED_AS[name]
+    cls = EVENTS[name].release
     if cls.relations and relation not in cls.relations:
         raise _wrong_relation(event, relation, *cls.relations)
-    for theirs in FIELDS[name].split():
+    for theirs in EVENTS[name].fields.split():
         ours = OURS.get(theirs, theirs)
-        one = ours in cls.numeric or ours in cls.singles
-        value = number(event, theirs) if one else np.asarray(field(event, theirs))
-        given.setdefault(ours, value)
+        if ours in given:
+            continue
+        check = {**cls.numeric, **cls.singles}.get(ours)
+        given[ours] = number(event, theirs, check) if check else field(event, theirs)
     if cls.relations:
         given["neighboring_relation"] = relation
     try:
@@ -292,35 +281,39 @@ def _released(event: Any, relation: str, **given: Any) -> Any:
         raise EventNotCovered(event, str(error)) from None
 
 
+def _unsampled_gaussian(event: Any, relation: str) -> OneStep:
+    """Gaussian noise on the whole data set, or none."""
+    noise = number(event, "noise_multiplier") if EVENTS[kind(event)].fields else 0.0
+    return _gaussian(1.0, noise, relation)
+
+
 def _tree(event: Any, relation: str) -> OneStep | None:
     """Tree aggregation: a record is in at most one node at each height of a tree."""
     if relation != "zero_out":
         raise _wrong_relation(event, relation, "zero_out")
-    noise = nonnegative(event, "noise_multiplier")
+    noise = number(event, "noise_multiplier")
     counts = _validation.integer_array(
         "step_counts", field(event, "step_counts"), minimum=0
     )
     if counts.size == 0:
         raise ValueError("step_counts must have at least one number of steps, got none")
     height = int(counts.max()).bit_length()
-    return (
-        _sampled_gaussian(1.0, joint([(noise, height)]), relation) if height else None
-    )
+    return _gaussian(1.0, joint([(noise, height)]), relation) if height else None
 
 
 def _discrete_gaussian(event: Any, relation: str) -> OneStep:
     """Discrete Gaussian noise: its divergences are at most those of the Gaussian."""
-    moved = nonnegative(event, "sensitivity")
+    moved = number(event, "sensitivity")
     moved *= 2.0 if relation == "replace_one" else 1.0
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        rho = 0.5 * np.square(np.float64(moved) / nonnegative(event, "sigma"))
+        rho = 0.5 * np.square(np.float64(moved) / number(event, "sigma"))
     rho = 0.0 if moved == 0 else rho * (1 + _ROUNDING_MARGIN)
     return releases.ZeroConcentratedDP(rho)
 
 
 def _truncated(event: Any, relation: str) -> OneStep | None:
     """A Poisson sample that is truncated to a physical batch."""
-    population = whole(event, "dataset_size", minimum=0)
+    population = number(event, "dataset_size", AT_LEAST_ZERO)
     # The larger of two neighbours has at least one record.
     step = _released(event, relation, population=max(population, 1))
     return None if population == 0 and relation != "add_remove" else step
@@ -330,11 +323,10 @@ def _repeat_and_select(
     event: Any, relation: str, orders: np.ndarray | None = None
 ) -> OneStep:
     """The best of a random number of runs, by `tuned_rdp`."""
-    mean, shape = number(event, "mean"), number(event, "shape")
-    if np.isposinf(_validation.real_array("shape", shape)):
+    mean, eta = number(event, "mean"), number(event, "shape")
+    if np.isinf(eta):
         trials: Any = tuning.PoissonTrials(expected_runs=mean)
     else:
-        eta = nonnegative(event, "shape")
         trials = tuning.NegativeBinomialTrials(expected_runs=mean, eta=eta)
     try:
         run = from_dp_event(field(event, "event"), neighboring_relation=relation)
@@ -353,14 +345,10 @@ def _wrong_relation(event: Any, relation: str, *covered: str) -> EventNotCovered
     )
 
 
-def _sampled_gaussian(rate: float, noise: float, relation: str) -> GaussianStep:
-    """Returns a Gaussian step on a Poisson sample."""
-    return _gaussian_step(
-        designs.Poisson(_LEVEL, sampling_probability=rate), noise, relation
-    )
-
-
-def _gaussian_step(sampling: Any, noise: float, relation: str) -> GaussianStep:
+def _gaussian(sampling: Any, noise: float, relation: str) -> GaussianStep:
+    """Returns a Gaussian step on a sample, of a scheme or with a Poisson rate."""
+    if isinstance(sampling, float):
+        sampling = designs.Poisson(_LEVEL, sampling_probability=sampling)
     return GaussianStep(sampling, noise_multiplier=noise, neighboring_relation=relation)
 
 
@@ -368,41 +356,43 @@ def _gaussian_step(sampling: Any, noise: float, relation: str) -> GaussianStep:
 
 
 def _joint_noise(parts: Parts, power: int = 2) -> float:
-    return joint([(nonnegative(one, "noise_multiplier"), n) for one, n in parts], power)
+    return joint([(number(one, "noise_multiplier"), n) for one, n in parts], power)
 
 
 def _poisson(event: Any, relation: str) -> OneStep:
     """A Poisson sample, on which one or several releases are made."""
     rate, inner, seen = 1.0, event, set()
     # A Poisson sample of a Poisson sample is a Poisson sample.
-    while kind(inner) == "PoissonSampledDpEvent":
-        share = number(inner, "sampling_probability")
-        rate *= float(_validation.probability_array("sampling_probability", share))
-        seen.add(id(inner))
-        inner = field(inner, "event")
+    while kind(inner) == "PoissonSampled":
         if id(inner) in seen:
             raise ValueError("event must not be a sample of itself")
+        seen.add(id(inner))
+        rate *= number(inner, *_RATE)
+        inner = field(inner, "event")
     parts = list(uncomposed(inner))
     kinds = {kind(part) for part, _ in parts}
     # The only part with a count of 1; it need not be the first.
     is_one = sum(count for _, count in parts) == 1
     one = next(part for part, count in parts if count) if is_one else None
-    if kinds <= {"GaussianDpEvent"}:
-        return _sampled_gaussian(rate, _joint_noise(parts), relation)
-    is_mixture = kinds <= {"GaussianDpEvent", "MixtureOfGaussiansDpEvent"}
-    if relation == "replace_one" and (is_mixture or kinds == {"LaplaceDpEvent"}):
+    if kinds <= {"Gaussian"}:
+        return _gaussian(rate, _joint_noise(parts), relation)
+    is_mixture = kinds <= {"Gaussian", "MixtureOfGaussians"}
+    if relation == "replace_one" and (is_mixture or kinds == {"Laplace"}):
         raise _wrong_relation(event, relation, "add_remove", "zero_out")
-    if kinds == {"LaplaceDpEvent"}:
+    if kinds == {"Laplace"}:
         return releases.LaplaceRelease(
             _joint_noise(parts, 1),
             sampling_probability=rate,
             neighboring_relation=relation,
         )
-    if kinds <= {"DiscreteLaplaceDpEvent", "MixtureOfGaussiansDpEvent"} and is_one:
+    if kinds <= {"DiscreteLaplace", "MixtureOfGaussians"} and is_one:
         return _released(one, relation, sampling_probability=rate)
     if is_mixture:
         return _joint_mixture(event, parts, relation, rate)
-    if is_one and {RELEASED_AS.get(k) for k in kinds} == {releases.ApproximateDP}:
+    claims = [
+        k in EVENTS and EVENTS[k].release is releases.ApproximateDP for k in kinds
+    ]
+    if is_one and all(claims):
         return _sampled_claim(rate, _read(one, relation), relation)
     raise _unsampled(event, parts, relation)
 
@@ -410,12 +400,12 @@ def _poisson(event: Any, relation: str) -> OneStep:
 def _fixed_size(event: Any, relation: str) -> OneStep | None:
     """Records drawn without replacement; or with it, each draw an episode of one."""
     parts = _gaussian_parts(event, relation)
-    size = whole(event, "sample_size", minimum=0)
-    population = whole(event, "source_dataset_size", minimum=1)
+    size = number(event, "sample_size", AT_LEAST_ZERO)
+    population = number(event, "source_dataset_size", AT_LEAST_ONE)
     if size == 0:
         return None
     sampling: Any
-    if kind(event) == "SampledWithReplacementDpEvent":
+    if kind(event) == "SampledWithReplacement":
         one = designs.WithoutReplacement(_LEVEL, size=1, population=population)
         sampling = designs.IndependentEpisodes(one, num_episodes=size)
     elif size <= population:
@@ -425,14 +415,14 @@ def _fixed_size(event: Any, relation: str) -> OneStep | None:
             "sample_size must be at most source_dataset_size, got "
             f"{size!r} of {population!r}"
         )
-    return _gaussian_step(sampling, _joint_noise(parts), relation)
+    return _gaussian(sampling, _joint_noise(parts), relation)
 
 
 def _random_allocation(event: Any, relation: str) -> OneStep | None:
     """An epoch: each record is in ``num_selected`` steps, a uniform random subset."""
     parts = _gaussian_parts(event, relation)
-    steps = whole(event, "num_steps", minimum=1)
-    selected = whole(event, "num_selected", minimum=0)
+    steps = number(event, "num_steps", AT_LEAST_ONE)
+    selected = number(event, "num_selected", AT_LEAST_ZERO)
     if selected > steps:
         raise ValueError(
             f"num_selected must be at most num_steps, got {selected!r} of {steps!r}"
@@ -440,13 +430,13 @@ def _random_allocation(event: Any, relation: str) -> OneStep | None:
     if selected == 0:
         return None
     scheme = designs.RandomAllocation(_LEVEL, steps_per_epoch=steps, times=selected)
-    return _gaussian_step(scheme, _joint_noise(parts), relation)
+    return _gaussian(scheme, _joint_noise(parts), relation)
 
 
 def _gaussian_parts(sampled: Any, relation: str) -> Parts:
     """Returns the releases on one sample; refuses those that are not Gaussian."""
     parts = list(uncomposed(field(sampled, "event")))
-    if any(kind(part) != "GaussianDpEvent" for part, _ in parts):
+    if any(kind(part) != "Gaussian" for part, _ in parts):
         raise _unsampled(sampled, parts, relation)
     return parts
 
@@ -454,9 +444,9 @@ def _gaussian_parts(sampled: Any, relation: str) -> Parts:
 def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
     """Returns the error for a sample; an inner event without theorem has its own."""
     for part, _ in parts:
-        if kind(part) not in FIELDS:
+        if kind(part) not in EVENTS:
             return EventNotCovered(part, "no theorem here")
-    inner = ", ".join(dict.fromkeys(kind(part) for part, _ in parts))
+    inner = ", ".join(dict.fromkeys(_name(part) for part, _ in parts))
     return EventNotCovered(
         sampled,
         f"no theorem of it of a {inner} under neighboring_relation={relation!r}",
@@ -494,8 +484,8 @@ def _joint_mixture(sampled: Any, parts: Parts, relation: str, rate: float) -> On
 
 def _squares(event: Any) -> Law:
     """Returns the law of the squared sensitivity, in variances of the noise."""
-    if kind(event) == "GaussianDpEvent":
-        noise = nonnegative(event, "noise_multiplier")
+    if kind(event) == "Gaussian":
+        noise = number(event, "noise_multiplier")
         sizes, chance = np.ones(1), np.ones(1)
     else:
         one = _released(event, "add_remove")
@@ -536,61 +526,55 @@ def _plus(a: Law, b: Law, event: Any) -> Law:
 
 # --- The tables ---
 
-FIELDS = {
-    "NoOpDpEvent": "",
-    "NonPrivateDpEvent": "",
-    "ComposedDpEvent": "events",
-    "SelfComposedDpEvent": "event count",
-    "RepeatAndSelectDpEvent": "event mean shape",
-    "GaussianDpEvent": "noise_multiplier",
-    "DiscreteGaussianDpEvent": "sigma sensitivity dimension",
-    "SingleEpochTreeAggregationDpEvent": "noise_multiplier step_counts",
-    "PoissonSampledDpEvent": "sampling_probability event",
-    "SampledWithReplacementDpEvent": "source_dataset_size sample_size event",
-    "SampledWithoutReplacementDpEvent": "source_dataset_size sample_size event",
-    "RandomAllocationDpEvent": "event num_selected num_steps",
-    "LaplaceDpEvent": "noise_multiplier",
-    "DiscreteLaplaceDpEvent": "noise_parameter sensitivity",
-    "RandomizedResponseDpEvent": "noise_parameter num_buckets",
-    "MixtureOfGaussiansDpEvent": "standard_deviation sensitivities sampling_probs",
-    "ZCDpEvent": "rho xi",
-    "EpsilonDeltaDpEvent": "epsilon delta",
-    "ExponentialMechanismDpEvent": "epsilon",
-    "PermuteAndFlipDpEvent": "epsilon",
-    "TruncatedSubsampledGaussianDpEvent": (
-        "dataset_size sampling_probability truncated_batch_size noise_multiplier"
+
+class Event(NamedTuple):
+    """How an event is read."""
+
+    fields: str  # an unknown field may change what is released
+    release: Any = None  # the class that describes it
+    read: Callable[..., Any] | None = None  # for other events, or in place of the class
+
+
+_SIZES = "source_dataset_size sample_size event"
+EVENTS = {
+    "NoOp": Event(""),
+    "NonPrivate": Event("", read=_unsampled_gaussian),
+    "Composed": Event("events"),
+    "SelfComposed": Event("event count"),
+    "RepeatAndSelect": Event("event mean shape", read=_repeat_and_select),
+    "Gaussian": Event("noise_multiplier", read=_unsampled_gaussian),
+    "DiscreteGaussian": Event("sigma sensitivity dimension", read=_discrete_gaussian),
+    "SingleEpochTreeAggregation": Event("noise_multiplier step_counts", read=_tree),
+    "PoissonSampled": Event("sampling_probability event", read=_poisson),
+    "SampledWithReplacement": Event(_SIZES, read=_fixed_size),
+    "SampledWithoutReplacement": Event(_SIZES, read=_fixed_size),
+    "RandomAllocation": Event("event num_selected num_steps", read=_random_allocation),
+    "Laplace": Event("noise_multiplier", releases.LaplaceRelease),
+    "DiscreteLaplace": Event(
+        "noise_parameter sensitivity", releases.DiscreteLaplaceRelease
+    ),
+    "RandomizedResponse": Event(
+        "noise_parameter num_buckets", releases.RandomizedResponse
+    ),
+    "MixtureOfGaussians": Event(
+        "standard_deviation sensitivities sampling_probs",
+        releases.GaussianMixtureRelease,
+    ),
+    "ZC": Event("rho xi", releases.ZeroConcentratedDP),
+    "EpsilonDelta": Event("epsilon delta", releases.ApproximateDP),
+    # Only this claim is used of these two.
+    "ExponentialMechanism": Event("epsilon", releases.ApproximateDP),
+    "PermuteAndFlip": Event("epsilon", releases.ApproximateDP),
+    "TruncatedSubsampledGaussian": Event(
+        "dataset_size sampling_probability truncated_batch_size noise_multiplier",
+        releases.TruncatedPoissonRelease,
+        _truncated,
     ),
 }
-"""Covered events and their fields; an unknown field may change what is released."""
-RELEASED_AS: dict[str, Any] = {
-    "LaplaceDpEvent": releases.LaplaceRelease,
-    "DiscreteLaplaceDpEvent": releases.DiscreteLaplaceRelease,
-    "RandomizedResponseDpEvent": releases.RandomizedResponse,
-    "MixtureOfGaussiansDpEvent": releases.GaussianMixtureRelease,
-    "ZCDpEvent": releases.ZeroConcentratedDP,
-    "EpsilonDeltaDpEvent": releases.ApproximateDP,
-    # Only this claim is used of these two.
-    "ExponentialMechanismDpEvent": releases.ApproximateDP,
-    "PermuteAndFlipDpEvent": releases.ApproximateDP,
-    "TruncatedSubsampledGaussianDpEvent": releases.TruncatedPoissonRelease,
-}
-"""Events with a release class; a class is written as its first event, or not at all."""
+"""Covered events, without "DpEvent"; a release is written as the first of its class."""
 OURS = {
     "sampling_probs": "probabilities",
     "dataset_size": "population",
     "truncated_batch_size": "batch_size",
 }
 """Names of fields that release classes name otherwise."""
-_READERS: dict[str, Callable[..., Any]] = {
-    "NonPrivateDpEvent": lambda event, relation: _sampled_gaussian(1.0, 0.0, relation),
-    "GaussianDpEvent": lambda event, relation: _sampled_gaussian(
-        1.0, nonnegative(event, "noise_multiplier"), relation
-    ),
-    "DiscreteGaussianDpEvent": _discrete_gaussian,
-    "SingleEpochTreeAggregationDpEvent": _tree,
-    "PoissonSampledDpEvent": _poisson,
-    "SampledWithReplacementDpEvent": _fixed_size,
-    "SampledWithoutReplacementDpEvent": _fixed_size,
-    "RandomAllocationDpEvent": _random_allocation,
-    "TruncatedSubsampledGaussianDpEvent": _truncated,
-}

@@ -20,7 +20,7 @@ from jaxdp_episodic.accountant.interop.dp_accounting import (
     to_dp_event,
 )
 from jaxdp_episodic.accountant.interop.dp_event import (
-    FIELDS,
+    EVENTS,
     EventNotCovered,
     from_dp_event,
 )
@@ -425,11 +425,11 @@ def test_unknown_fields_are_refused_by_name(event):
 
 
 def test_the_known_fields_equal_dp_accountings():
-    for name, fields in FIELDS.items():
-        theirs = getattr(dp_event, name, None)  # some are of later versions
+    for name, row in EVENTS.items():
+        theirs = getattr(dp_event, f"{name}DpEvent", None)  # some are of later versions
         if theirs is not None:
             declared = [one.name for one in theirs.__attrs_attrs__]
-            assert sorted(declared) == sorted(fields.split()), name
+            assert sorted(declared) == sorted(row.fields.split()), name
 
 
 def nested(depth: int) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import math
 import operator
 import warnings
@@ -43,8 +44,8 @@ _LOG_NEGLIGIBLE = -46.0
 _SCALES = np.arange(120, 601, 4)
 # Smallest price: rounding then changes a price by at most a tenth.
 _LEAST_PRICE = 5
-# Block lengths that are tried for each option.
-_BLOCKS = (1, 2, 3, 4, 5, 6, 8)
+# Block lengths that are tried; the powers of 2 for options that are used often.
+_BLOCKS = (1, 2, 3, 4, 5, 6, *(2**i for i in range(3, 40)))
 # Smallest number of blocks within the target for a block length to be tried.
 _LEAST_BLOCKS = 40
 # Penalty per unit of the budget, to prefer the smaller of two similar scales.
@@ -68,7 +69,7 @@ class _State(NamedTuple):
 
     own: Any  # remaining budget, and state of the rules
     pending: tuple[int, ...] = ()  # numbers of games that are paid for but not played
-    within: tuple[int, ...] = ()  # index of the current game and its state, or ()
+    within: tuple[int, int] | None = None  # the current game and its state
 
 
 def game_of(menu: Menu, budget: int | None = None, *, every: bool = False) -> Game:
@@ -85,144 +86,119 @@ def game_of(menu: Menu, budget: int | None = None, *, every: bool = False) -> Ga
             if costs[k] <= left and (rules is None or after is not None):
                 yield k, (left - costs[k], after)
 
-    parts, left_open = list[Any](), list[Sequence[tuple[Game, int]]]()
+    opened = []
     for name in names:
-        option, times = menu.options[name], (menu.blocks or {}).get(name, 1)
-        part, games = part_of(option), []
-        if isinstance(part, Game) and option.quotas is not None:
-            part, games = _free_within(option)
-        if times == 1:
-            parts.append(part)
-        elif games or isinstance(part, Game):
-            raise NotImplementedError(
-                "blocks of an option that is a run with prices or rules have no "
-                "theorem here; covered: blocks of steps, releases and composed runs"
-            )
-        else:
-            parts.append(compose((part, times)))
-        left_open.append(games)
+        part, games = _opened(menu.options[name])
+        times = (menu.blocks or {}).get(name, 1)
+        if times > 1:
+            if games or isinstance(part, Game):
+                raise NotImplementedError(
+                    "blocks of an option that is a run with prices or rules have no "
+                    "theorem here; covered: blocks of steps, releases and composed runs"
+                )
+            part = compose((part, times))
+        opened.append((part, games))
     starts = [(left, start) for left in range(0 if every else most, most + 1)]
-    nothing = (0,) * sum(map(len, left_open))
-    begin = [_State(own, nothing) for own in starts]
-    return _joined(begin, moves, parts, left_open, lambda own: most - own[0])
+    return _joined(starts, moves, opened, lambda own: most - own[0])
 
 
 def _joined(
-    begin: Sequence[_State],
+    starts: Sequence[Any],
     moves: Callable[[Any], Iterable[tuple[int, Any]]],
-    parts: Sequence[Any],
-    left_open: Sequence[Sequence[tuple[Game, int]]],
+    opened: Sequence[tuple[Any, Sequence[tuple[Game, int]]]],
     spent: Callable[[Any], int],
 ) -> Game:
     """The game of a run's own states together with the games of its options.
 
-    ``moves`` gives (option, next own state); ``parts`` is the step or game of each
-    option, ``left_open`` the games, with counts, that it leaves pending.
+    ``moves`` gives (option, next own state), ``opened`` what each option is.
     """
-    owners = [(k, *each) for k, games in enumerate(left_open) for each in games]
-    added = [[n * (k == o) for o, _, n in owners] for k in range(len(parts))]
-    every = [*parts, *(game for _, game, _ in owners)]
-    steps, first = list[Any](), list[int]()
-    for part in every:
-        first.append(len(steps))
-        steps += part.steps if isinstance(part, Game) else [part]
+    pending = [(k, *each) for k, (_, games) in enumerate(opened) for each in games]
+    added = [[n * (k == own) for own, _, n in pending] for k in range(len(opened))]
+    parts = [*(part for part, _ in opened), *(game for _, game, _ in pending)]
 
-    def within(i: int, at: int, after: _State) -> Iterator[tuple[int, _State]]:
-        graph = every[i].graph
+    def within(i: int, at: int, after: _State) -> Iterator[tuple[Any, _State]]:
+        graph = parts[i].graph
         for k, to in graph.moves[at]:
-            yield first[i] + k, after._replace(within=(i, to) * bool(graph.moves[to]))
+            yield (i, k), after._replace(within=(i, to) if graph.moves[to] else None)
 
-    def begun(i: int, after: _State) -> Iterable[tuple[int, _State]]:
-        if isinstance(every[i], Game):
-            return within(i, len(every[i].graph.moves) - 1, after)
-        return [(first[i], after)]
+    def begun(i: int, after: _State) -> Iterable[tuple[Any, _State]]:
+        if isinstance(parts[i], Game):
+            return within(i, len(parts[i].graph.moves) - 1, after)
+        return [((i, 0), after)]
 
-    def following(state: _State) -> Iterator[tuple[int, _State]]:
-        own, pending, inner = state
-        if inner:
-            game, at = inner
-            yield from within(game, at, state)
+    def following(state: _State) -> Iterator[tuple[Any, _State]]:
+        if state.within:
+            yield from within(*state.within, state)
             return
-        for k, to in moves(own):
-            more = tuple(map(operator.add, pending, added[k]))
+        for k, to in moves(state.own):
+            more = tuple(map(operator.add, state.pending, added[k]))
             yield from begun(k, _State(to, more))
-        for j, n in enumerate(pending):
+        for j, n in enumerate(state.pending):
             if n:
-                fewer = (*pending[:j], n - 1, *pending[j + 1 :])
-                yield from begun(len(parts) + j, _State(own, fewer))
+                fewer = (*state.pending[:j], n - 1, *state.pending[j + 1 :])
+                yield from begun(len(opened) + j, _State(state.own, fewer))
 
+    begin = [_State(own, (0,) * len(pending)) for own in starts]
+    graph: Any  # of moves (part and its step, next state); then numbered
     graph, number = explored(begin, following, lambda state: spent(state.own))
-    used = sorted({k for own in graph.moves for k, _ in own})
-    if len(used) < len(steps):
-        place = {k: i for i, k in enumerate(used)}
-        fewer = (tuple((place[k], to) for k, to in own) for own in graph.moves)
-        graph = graph._replace(moves=tuple(fewer))
+    used = sorted({move for own in graph.moves for move, _ in own})
+    place = {move: i for i, move in enumerate(used)}
+    named = (tuple((place[move], to) for move, to in own) for own in graph.moves)
+    owners = ((parts[i], k) for i, k in used)
+    steps = (one.steps[k] if isinstance(one, Game) else one for one, k in owners)
     budgets = {number[state]: i for i, state in enumerate(begin)}
-    return Game(tuple(steps[k] for k in used), graph, budgets)
+    return Game(tuple(steps), graph._replace(moves=tuple(named)), budgets)
 
 
 def part_of(option: Any) -> Any:
     """Returns an option as a step or a composed run if possible; else as a game."""
+    part, games = _opened(option)
+    if not games:
+        return part
+    # The composed options first, then the games in any order.
+    return _joined([1], lambda own: [(0, 0)] * own, [(part, games)], lambda _: 0)
+
+
+def _opened(option: Any) -> tuple[Any, list[tuple[Game, int]]]:
+    """What taking an option is: its step or game, and games that it leaves open."""
     if not isinstance(option, Menu):
-        return option
-    if option.quotas is not None:  # composed options first, then games in any order
-        composed, games = _free_within(option)
-        if not games:
-            return composed
-        is_first = any(np.any(count) for count in composed.counts)
-        numbers = tuple(number for _, number in games)
-        begin = _State(1, (0,) * len(games)) if is_first else _State(0, numbers)
-        return _joined(
-            [begin], lambda own: [(0, 0)] * own, [composed], [games], lambda _: 0
-        )
-    game = game_of(option)
-    if not game.steps:
-        return compose(*((step, 0) for step in parts_of(option)))
-    same = equivalent(game)
-    return game if same is None else same
-
-
-def _free_within(menu: Menu) -> tuple[ComposedSteps, list[tuple[Game, int]]]:
-    """The composed steps of a run of quotas, and its games with their counts."""
+        return option, []
+    if option.quotas is None:
+        game = game_of(option)
+        if not game.steps:
+            return compose(*((step, 0) for step in parts_of(option))), []
+        same = equivalent(game)
+        return (game if same is None else same), []
     steps, games = list[tuple[Any, int]](), list[tuple[Game, int]]()
-    waiting = [(menu, 1)]
-    for run, times in waiting:
-        for name, quota in (run.quotas or {}).items():
-            option, number = run.options[name], times * quota
-            if isinstance(option, Menu) and option.quotas is not None:
-                waiting.append((option, number))
-                continue
-            part = part_of(option)
-            if isinstance(part, Game):
-                games += [(part, number)] if number else []
-            else:
-                steps.append((part, number))
-    steps = steps or [(step, 0) for step in parts_of(menu)]
-    return compose(*steps), games
+    for name, quota in option.quotas.items():
+        part, more = _opened(option.options[name])
+        games += [(game, quota * number) for game, number in more if quota]
+        if not isinstance(part, Game):
+            steps.append((part, quota))
+        elif quota:
+            games.append((part, quota))
+    return compose(*(steps or [(step, 0) for step in parts_of(option)])), games
 
 
 def equivalent(game: Game) -> ComposedSteps | None:
     """Returns the composed run that is the worst strategy; None if it is not one."""
-    if not game.steps:
+    squares = [1.0] * len(game.steps)
+    if len(game.steps) > 1:
+        squares = [_squared_shift(step) for step in game.steps]
+    if not squares or 0.0 in squares:
         return None
-    if len(game.steps) == 1:
-        taken = game.graph.path_of_most([1.0])
-    else:
-        squares = []
-        for run, *others in map(all_runs, game.steps):
-            if others:
-                return None
-            shift = np.unique(run.gaussian_shift())
-            if (
-                shift.size != 1
-                or not (shift > 0).all()
-                or (run.facts.log_kept < 0).any()
-            ):
-                return None
-            squares.append(float(shift[0]) ** 2)
-        taken = game.graph.path_of_most(squares)
+    taken = game.graph.path_of_most(squares)
     counts = taken.astype(np.int64).tolist()
     return compose(*zip(game.steps, counts, strict=True))
+
+
+def _squared_shift(step: Any) -> float:
+    """The squared shift of Gaussian steps without sampling; else 0."""
+    run, *others = all_runs(step)
+    shift = np.unique(run.gaussian_shift())
+    if others or shift.size != 1 or (run.facts.log_kept < 0).any():
+        return 0.0
+    return float(shift[0]) ** 2
 
 
 def all_runs(step: Any) -> tuple[Run, ...]:
@@ -232,11 +208,16 @@ def all_runs(step: Any) -> tuple[Run, ...]:
 
 def ends(question: Question, game: Game, *, width: float | None = None) -> Interval:
     """Returns certified ends of epsilon or log(delta), the largest over paths."""
-
-    def of_path(problem: Problem, at_least: float) -> Interval:
-        return Solver(question, problem).answer(width, at_least=at_least)
-
-    found = _ends_by_theorem(game, of_path, question)
+    theorems = []
+    for problems in problems_by_theorem(game):
+        solvers = [Solver(question, problem) for problem in problems]
+        solvers.sort(key=lambda solver: -solver.expected)
+        worst = Interval(-math.inf, -math.inf)
+        for solver in solvers:
+            found = solver.answer(width, at_least=worst.lower)
+            worst = Interval(*map(max, worst, found))
+        theorems.append(worst)
+    found = Interval(*map(min, zip(*theorems, strict=True)))
     apart = found.upper - found.lower if found.upper > found.lower else 0.0
     is_small = not question.is_epsilon and found.upper < _LOG_NEGLIGIBLE
     most = max(width or 0.0, AT_MOST)
@@ -252,67 +233,37 @@ def ends(question: Question, game: Game, *, width: float | None = None) -> Inter
     return found
 
 
-def _ends_by_theorem(
-    game: Game,
-    of_path: Callable[[Problem, float], Interval],
-    question: Question | None = None,
-) -> Interval:
-    """The smallest ends over theorems, each on its worst path."""
-    found = []
-    for problems in problems_by_theorem(game):
-        if question is not None and len(problems) > 1:
-            problems.sort(key=lambda problem: -Solver(question, problem).expected)
-        lower, upper = -math.inf, -math.inf
-        for problem in problems:
-            each = of_path(problem, lower)
-            lower, upper = max(lower, each.lower), max(upper, each.upper)
-        found.append(Interval(min(lower, upper), upper))
-    return Interval(*map(min, zip(*found, strict=True)))
-
-
 def problems_by_theorem(game: Game) -> Iterator[list[Problem]]:
     """Yields for each theorem the problems of the paths that no other path exceeds."""
-    for runs in _runs_by_theorem(game):
-        joint = Run(
-            tuple(loss for run in runs for loss in run.losses),
-            tuple(count for run in runs for count in run.counts),
-        )
+    for joint, lengths in _by_theorem(game):
         if joint.shape[-1] > 1:
             joint = joint.take_paths(undominated_paths(joint))
-        problems = []
-        for path in range(joint.shape[-1]):
-            one, options, at = joint.take_paths(np.array([path])), [], 0
-            for run in runs:
-                end = at + len(run.losses)
-                options.append(Run(one.losses[at:end], one.counts[at:end]))
-                at = end
-            problems.append(Problem.of(game.graph, options))
-        yield problems
+        paths = (joint.take_paths(np.array([i])) for i in range(joint.shape[-1]))
+        yield [Problem.of(game.graph, _apart(one, lengths)) for one in paths]
 
 
-def _runs_by_theorem(game: Game) -> Iterator[tuple[Run, ...]]:
-    """Yields for each theorem the runs of all steps, repeating a step's last one."""
+def _by_theorem(game: Game) -> Iterator[tuple[Run, list[int]]]:
+    """Yields for each theorem the run of all steps, and how many losses each has."""
     each = [all_runs(step) for step in game.steps]
     steps, counts = zip(*(parts_of_run(step, 1) for step in game.steps), strict=True)
     joint = runs_of_parts(sum(steps, ()), sum(counts, ()))  # on the paths of all
-    for theorem, whole in enumerate(joint):
-        runs, uses = [], list(zip(whole.losses, whole.counts, strict=True))
-        for some in each:
-            own = len(some[min(theorem, len(some) - 1)].losses)
-            runs.append(Run(*zip(*uses[:own], strict=True)))
-            del uses[:own]
-        yield tuple(runs)
+    for theorem, run in enumerate(joint):
+        # Steps with fewer theorems repeat their last one.
+        runs = (some[min(theorem, len(some) - 1)] for some in each)
+        yield run, [len(one.losses) for one in runs]
+
+
+def _apart(joint: Run, lengths: Sequence[int]) -> list[Run]:
+    """Returns the run of each step, given their numbers of losses."""
+    uses = zip(joint.losses, joint.counts, strict=True)
+    return [Run(*zip(*itertools.islice(uses, n), strict=True)) for n in lengths]
 
 
 def least_of_theorems(game: Game, of_path: Callable[[Problem], Any]) -> Any:
     """Returns the smallest over theorems of the largest over paths."""
-    return functools.reduce(
-        np.minimum,
-        (
-            functools.reduce(np.maximum, map(of_path, problems))
-            for problems in problems_by_theorem(game)
-        ),
-    )
+    theorems = (map(of_path, problems) for problems in problems_by_theorem(game))
+    most = (functools.reduce(np.maximum, paths) for paths in theorems)
+    return functools.reduce(np.minimum, most)
 
 
 def as_deltas(found: Interval) -> Interval:
@@ -326,8 +277,8 @@ def as_deltas(found: Interval) -> Interval:
 def largest_losses(game: Game) -> tuple[float, float]:
     """Returns *upper bounds* of the largest loss and of P(inf), for any strategy."""
     largest, lost = 0.0, 0.0
-    for runs in _runs_by_theorem(game):
-        facts = [run.facts for run in runs]
+    for joint, lengths in _by_theorem(game):
+        facts = [run.facts for run in _apart(joint, lengths)]
         costs = [(one.most_lost.max(), -one.log_kept.min()) for one in facts]
         loss, nats = game.graph.most(np.array(costs, np.float64)).tolist()
         largest = max(largest, math.inf if nats > 0 else loss)
@@ -340,7 +291,8 @@ def odometer_ends(menu: Menu, odometer: Sequence[float]) -> Interval:
     game = game_of(menu)
     if not game.steps:
         return Interval(-math.inf, -math.inf)
-    return _ends_by_theorem(game, lambda problem, _: odometer_delta(problem, odometer))
+    found = least_of_theorems(game, lambda one: odometer_delta(one, odometer))
+    return Interval(*map(float, found))
 
 
 def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
@@ -404,14 +356,11 @@ def default_prices(
     """Returns whole prices for a target, and block lengths above 1."""
     numbers, lengths = {}, []
     for name, option in options.items():
-        number = number_alone(option, epsilon, delta)
+        number, part = number_alone(option, epsilon, delta), part_of(option)
+        is_game = isinstance(part, Game)
         if number < 1:
-            part = part_of(option)
-            least = (
-                option.epsilon(delta=delta)
-                if isinstance(part, Game)
-                else api.epsilon(compose((part, 1)), delta=delta)
-            )
+            ask: Any = type(option).epsilon if is_game else api.epsilon
+            least = ask(option if is_game else compose((part, 1)), delta=delta)
             raise ValueError(
                 f"epsilon={epsilon:g} is too small at delta={delta:g} for option "
                 f"{name!r}, of which one use costs {least:.4g}: use a larger epsilon "
@@ -423,11 +372,8 @@ def default_prices(
                 f"at epsilon={epsilon:g}, delta={delta:g}"
             )
         numbers[name] = number
-        is_step = blocks and not isinstance(part_of(option), Game)
-        # Also powers of 2, for options that are used thousands of times.
-        most = max(int(number / _LEAST_BLOCKS), 1) if is_step else 1
-        powers = {2**i for i in range(most.bit_length())}
-        lengths.append(sorted({m for m in {*_BLOCKS, *powers} if m <= most}))
+        most = int(number / _LEAST_BLOCKS) if blocks and not is_game else 1
+        lengths.append([m for m in _BLOCKS if m <= max(most, 1)])
     found = [_laid(list(numbers.values()), lengths, float(s)) for s in _SCALES]
     _, prices, chosen = min(found)
     lengths = {n: m for n, m in zip(numbers, chosen, strict=True) if m > 1}

@@ -51,7 +51,7 @@ class Graph(NamedTuple):
 
 def explored(
     starts: Sequence[Any],
-    moves: Callable[[Any], Iterable[tuple[int, Any]]],
+    moves: Callable[[Any], Iterable[tuple[Any, Any]]],
     spent: Callable[[Any], int],
 ) -> tuple[Graph, dict[Any, int]]:
     """Returns the graph of all reachable states, and each state's number."""

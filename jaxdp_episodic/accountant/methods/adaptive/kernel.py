@@ -13,9 +13,11 @@ from jaxdp_episodic.accountant.losses.privacy_loss import FiniteValues, Profile
 from jaxdp_episodic.accountant.methods.adaptive.problem import Option
 from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.numerics.lattice_sums import (
+    LatticeSum,
     Summand,
     cells_of_sum,
-    log_sum,
+    log_moments,
+    tilted,
 )
 
 # Log of the probability outside of a window, relative to the wanted divergence.
@@ -138,26 +140,59 @@ def _of_several(
         steps = [
             _of_one(loss, fine, backward=backward, tilt=tilt, up=up) for loss in losses
         ]
-        first, size, lost = _window(steps, counts, fine, tilt)
+        pairs = list(zip(steps, counts, strict=True))
+        summands = [
+            Summand(one.index, fine.step * one.index, one.masses, n) for one, n in pairs
+        ]
+        # Rounding is relative to the largest probability, which the tilt moves.
+        tilts = [tilted(summands, t) for t in sorted({0.0, tilt})]
+        first, size, lost = _window(tilts, fine)
         if size <= _MOST_CELLS or halvings == 0:
             break
         halvings = max(halvings - math.ceil(math.log2(size / _MOST_CELLS)), 0)
-    # Rounding is relative to the largest probability: take the better one of both
-    # tilts.
-    known = [
-        _masses_of_sum(steps, counts, fine.step, (first, size, lost), t, up=up)
-        for t in sorted({0.0, tilt})
-    ]
+    known = []
+    for whole, some, _ in tilts:
+        cells, rounding, _ = cells_of_sum(some, first, size)
+        cells = np.maximum(cells, 0.0)
+        points = fine.step * (first + np.arange(size))
+        exponent = whole.log_moment - whole.tilt * points
+        rounded = _ROUNDING * (8 + np.abs(exponent) + abs(whole.log_moment))
+        error = rounding + (whole.relative + rounded) * cells
+        # Aliasing adds to the cells.
+        cells = cells + error if up else np.maximum(cells - error - 2 * lost, 0.0)
+        with np.errstate(over="ignore"):
+            known.append(cells * np.exp(exponent))
     masses = (np.minimum if up else np.maximum).reduce(known)
-    infinite = [kernel.infinite for kernel in steps]
-    if max(infinite) > 0.5:
+    if max(one.infinite for one in steps) > 0.5:
         at_once = 1.0
     else:
-        pairs = zip(counts, infinite, strict=True)
-        at_once = -math.expm1(sum(n * math.log1p(-f) for n, f in pairs))
+        at_once = -math.expm1(sum(n * math.log1p(-one.infinite) for one, n in pairs))
     at_once = min(at_once * (1 + _FEW) + lost, 1.0) if up else at_once * (1 - _FEW)
     whole = Kernel.of(first, masses, at_once, fine.step, up=up)
     return whole if parts == 1 else _coarser(whole, spacing, parts, up=up)
+
+
+def _window(
+    tilts: Sequence[tuple[LatticeSum, list[Summand], list[np.ndarray]]], fine: Spacing
+) -> tuple[int, int, float]:
+    """Returns first cell and number of cells of a sum, and the probability outside."""
+    # Chernoff's bound of the sum, and of the tilted sum, which is aliased.
+    parts = tilts[0][1]
+    log_cut = fine.log_cut - math.log(max(sum(one.count for one in parts), 1.0))
+    high = low = 0.0
+    for _, some, logs in tilts:
+        upward, downward = (
+            (log_moments(some, logs, sign * _EXPONENTS) - log_cut) / (sign * _EXPONENTS)
+            for sign in (1, -1)
+        )
+        low, high = min(low, float(downward.max())), max(high, float(upward.min()))
+    # A loss of the sum is between the sums of the furthest losses.
+    least, most = (sum(n * int(i[at]) for i, *_, n in parts) for at in (0, -1))
+    first = int(max(math.floor(low / fine.step), least))
+    last = int(min(math.ceil(high / fine.step), most))
+    size = 2 ** math.ceil(math.log2(max(last - first + 1, 16)))
+    is_whole = first == least and last == most
+    return first, size, 0.0 if is_whole else 2 * math.exp(log_cut)
 
 
 def _of_one(
@@ -226,70 +261,6 @@ def _reach(
 
 
 _log_tails = float64_boundary(lambda u, loss: loss.log_tails(u))
-
-
-def _window(
-    steps: Sequence[Kernel], counts: Sequence[float], fine: Spacing, tilt: float
-) -> tuple[int, int, float]:
-    """Returns first cell and number of cells of a sum, and the probability outside."""
-    # Chernoff's bound of the sum, and of the tilted sum, which is aliased.
-    exponents = np.concatenate([-_EXPONENTS[::-1], _EXPONENTS, [0.0]])
-    log_cut = fine.log_cut - math.log(max(sum(counts), 1.0))
-    high = low = 0.0
-    for shift in {0.0, tilt}:
-        moments = np.zeros(len(exponents))
-        for kernel, count in zip(steps, counts, strict=True):
-            alive = kernel.masses > 0
-            log_mass = np.log(kernel.masses[alive])
-            losses = fine.step * kernel.index[alive]
-            # Row by row, since the whole table would be large.
-            found = [log_sum(log_mass + (c + shift) * losses) for c in exponents]
-            moments += count * np.array(found)
-        # Without a tilt the last moment is 0 up to rounding.
-        ends = (moments[:-1] - moments[-1] - log_cut) / exponents[:-1]
-        low = min(low, float(ends[: len(_EXPONENTS)].max()))
-        high = max(high, float(ends[len(_EXPONENTS) :].min()))
-    # A loss of the sum is between the sums of the furthest losses.
-    pairs = list(zip(counts, steps, strict=True))
-    least = sum(n * k.first for n, k in pairs)
-    most = sum(n * (k.first + len(k.masses) - 1) for n, k in pairs)
-    first = int(max(math.floor(low / fine.step), least))
-    last = int(min(math.ceil(high / fine.step), most))
-    size = 2 ** math.ceil(math.log2(max(last - first + 1, 16)))
-    is_whole = first == least and last == most
-    return first, size, 0.0 if is_whole else 2 * math.exp(log_cut)
-
-
-def _masses_of_sum(
-    steps: Sequence[Kernel],
-    counts: Sequence[float],
-    step: float,
-    window: tuple[int, int, float],
-    tilt: float,
-    *,
-    up: bool,
-) -> np.ndarray:
-    """Returns (size,) bounds of the probabilities of the sum in the window."""
-    first, size, aliased = window
-    tilted, log_scale, relative = [], 0.0, 0.0
-    for kernel, count in zip(steps, counts, strict=True):
-        alive = kernel.masses > 0
-        exponent = tilt * step * kernel.index[alive]
-        log_total = log_sum(np.log(kernel.masses[alive]) + exponent)
-        weights = np.zeros(len(alive))
-        weights[alive] = kernel.masses[alive] * np.exp(exponent - log_total)
-        tilted.append(Summand(kernel.index, step * kernel.index, weights, count))
-        log_scale += count * log_total
-        relative += count * _ROUNDING * (8 + float(np.abs(exponent - log_total).max()))
-    cells, rounding, _ = cells_of_sum(tilted, first, size)
-    cells = np.maximum(cells, 0.0)
-    exponent = log_scale - tilt * step * (first + np.arange(size))
-    relative = relative + _ROUNDING * (8 + np.abs(exponent) + abs(log_scale))
-    # Aliasing adds to the cells.
-    error = rounding + relative * cells + (0.0 if up else 2 * aliased)
-    cells = np.maximum(cells + error if up else cells - error, 0.0)
-    with np.errstate(over="ignore"):
-        return cells * np.exp(exponent)
 
 
 def _coarser(fine: Kernel, spacing: Spacing, parts: int, *, up: bool) -> Kernel:

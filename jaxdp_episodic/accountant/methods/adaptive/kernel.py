@@ -209,13 +209,7 @@ def _of_one(
         both = np.empty(2 * len(points) - 1)
         both[::2], both[1::2] = points, 0.5 * (points[:-1] + points[1:])
         points = both
-    if isinstance(loss, FiniteValues):
-        bins = lattice.bins_of_values(points, loss, backward=backward)
-    else:
-        own, other = lattice.evaluate_tails(loss, points)
-        if backward:
-            own, other = other, own
-        bins = lattice.bin_masses(points, own, other)
+    bins = lattice.bins_of_step(points, loss, backward=backward)
     infinite = 0.0
     if up:
         found, infinite = lattice.upper_masses(points, bins)

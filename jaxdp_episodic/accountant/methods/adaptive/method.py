@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -215,27 +215,34 @@ class Solver:
         lead = max(self.views, key=self._expected_at)
         for backward, view in self.views.items():
             # Without a tilt larger deltas keep their digits, and some heavy tails.
-            tilts = [view.tilt * _FLATTER**i for i in range(_MOST_TRIALS)] + [0.0]
-            found = []
-            for tilt in tilts if view.log_size < _LEAST_LOG_FLAT else [0.0]:
-                found.append(self._trial(backward, view._replace(tilt=tilt)))
-                if found[-1][0] < _VISIBLE or not tilt:
-                    break
-            _, window, row = min(found, key=operator.itemgetter(0))
+            tilt = view.tilt if view.log_size < _LEAST_LOG_FLAT else 0.0
+            window, row = self._trials(backward, view._replace(tilt=tilt))
             self._found(backward, window, row, below=backward == lead)
             # Not a bound, only the position and slope of the curve.
             curve = Curve.of(row._replace(error=0.0), window, up=True)
             view = self._tilted(view.seen(self.question, curve))
-            if view.tilt > window.tilt and self._trial(backward, view)[0] >= _VISIBLE:
-                view = view._replace(tilt=window.tilt)
+            if view.tilt > window.tilt:
+                view = view._replace(tilt=self._trials(backward, view)[0].tilt)
             self.views[backward] = view
 
-    def _trial(self, backward: bool, view: View) -> tuple[float, Window, Row]:
-        """A coarse pass from above, and its rounding error over the value there."""
+    def _trials(self, backward: bool, view: View) -> tuple[Window, Row]:
+        """A coarse pass from above, with the first tilt that does not show rounding."""
         window = self.window(view, view.reach / _COARSE_POINTS)
-        row = self.row(backward, window)
-        place = np.argmin(np.abs(window.points - view.at))
-        return row.error / max(float(row.values[place]), 1e-300), window, row
+        return self.flattened(backward, window, view.at, _VISIBLE)
+
+    def flattened(
+        self, backward: bool, window: Window, at: float, enough: float, **how: Any
+    ) -> tuple[Window, Row]:
+        """Returns a row from above with the first tilt whose rounding is small at x."""
+        found = []
+        for tilt in [window.tilt * _FLATTER**i for i in range(_MOST_TRIALS)] + [0.0]:
+            one = window._replace(tilt=tilt)
+            row = self.row(backward, one, **how)
+            value = float(row.values[np.argmin(np.abs(one.points - at))])
+            found.append((row.error / max(value, 1e-300), one, row))
+            if found[-1][0] < enough or not tilt:
+                break
+        return min(found, key=operator.itemgetter(0))[1:]
 
     def _found(
         self, backward: bool, window: Window, above: Row, *, below: bool
@@ -293,9 +300,9 @@ class Solver:
         least = 0.15 if self.lower == self.question.nothing else 0.05
         return min(max(share, least), 0.7) * self.spacings[self.lead]
 
-    def window(self, view: View, spacing: float, *, is_aligned: bool = False) -> Window:
+    def window(self, view: View, spacing: float) -> Window:
         """Returns the window of a view, with atoms at lattice points."""
-        return view.window(spacing if is_aligned else aligned(spacing, self.atoms))
+        return view.window(aligned(spacing, self.atoms))
 
     def row(
         self,
@@ -391,8 +398,6 @@ _WORK = 5e7  # usual points of all transforms of one end
 _LEAST_RIGHT = 1.0
 # Largest epsilon of an odometer, nats, that counts as 0: a lattice must hold it.
 _TINY = 1e-6
-_FLATTER_READ = 0.7  # factor of a tilt that was too steep
-_LEAST_TILT = 1.0  # tilt below which no smaller one is tried
 _ROUNDING = 1e-12  # relative margin for the rounding of sums
 # Logarithm of a negligible delta: larger epsilons are not considered.
 _LOG_NEGLIGIBLE = -100.0
@@ -467,28 +472,21 @@ def _seen(
     """Returns a window with an accurate row from above, that row, and the payoff."""
     view, spent = solver.views[backward], solver.problem.graph.spent
     right = max(view.right, largest + _LEAST_RIGHT)
-    view = view._replace(right=right, at=largest)
-    while True:
-        # The largest epsilon is a lattice point, since u may have a kink there.
-        step = min(solver.spacing, view.left + right)
-        if largest > 0:
-            step = largest / math.ceil(largest / step)
-        window = solver.window(view, step, is_aligned=True)
-        x = window.points
-        below = np.where(x < 0, np.exp(np.minimum(x, 0.0)), 0.0)
+    # The largest epsilon is a lattice point, since u may have a kink there.
+    step = min(solver.spacing, view.left + right)
+    if largest > 0:
+        step = largest / math.ceil(largest / step)
+    window = view._replace(right=right, at=largest).window(step)
+    x = window.points
+    below = np.where(x < 0, np.exp(np.minimum(x, 0.0)), 0.0)
 
-        def payoff(
-            state: int, x: np.ndarray = x, below: np.ndarray = below
-        ) -> np.ndarray:
-            """Of stopping in a state: ``(1 - e^(x - gap))_+ - (1 - e^x)_+``."""
-            gap = largest - epsilons[spent[state]]
-            inside = (x >= 0) & (x < gap)
-            above = np.where(inside, -np.expm1(np.where(inside, x - gap, -1.0)), 0.0)
-            return above - below * math.expm1(-gap)
+    def payoff(state: int) -> np.ndarray:
+        """Of stopping in a state: ``(1 - e^(x - gap))_+ - (1 - e^x)_+``."""
+        gap = largest - epsilons[spent[state]]
+        inside = (x >= 0) & (x < gap)
+        above = np.where(inside, -np.expm1(np.where(inside, x - gap, -1.0)), 0.0)
+        return above - below * math.expm1(-gap)
 
-        row = solver.row(backward, window, payoff=payoff, offset=largest)
-        at = np.argmin(np.abs(window.points - largest))
-        if row.error < _ENOUGH_READ * row.values[at] or view.tilt < _LEAST_TILT:
-            return window, row, payoff
-        # The largest values are elsewhere: values decrease less steeply than the tilt.
-        view = view._replace(tilt=_FLATTER_READ * view.tilt)
+    how = {"payoff": payoff, "offset": largest}
+    window, row = solver.flattened(backward, window, largest, _ENOUGH_READ, **how)
+    return window, row, payoff

@@ -17,7 +17,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Profile,
 )
 from jaxdp_episodic.accountant.methods.certified import lattice
-from jaxdp_episodic.accountant.methods.certified.lattice import BinMasses, Tails
+from jaxdp_episodic.accountant.methods.certified.lattice import Tails
 from jaxdp_episodic.accountant.methods.certified.plan import (
     CoarseLoss,
     Estimate,
@@ -413,7 +413,9 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
             return None
         points = with_splits(center + grid * spacing)
         split_at_values(points, losses, _AT_POINT * spacing)
-        bins = _bins(step.loss, points, _AT_POINT * spacing, backward=backward)
+        bins = lattice.bins_of_step(
+            points, step.loss, backward=backward, slack=_AT_POINT * spacing
+        )
         masses, lost = lattice.upper_masses(points, bins)
         masses = lattice.joined_bins(points, masses)
         if not _is_whole(masses, lost):
@@ -428,15 +430,6 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
         displaced += _displacement(step, points)
     offset = math.fsum(offsets)
     return Lattice(spacing, offset, uppers, lowers, infinite, displaced)
-
-
-def _bins(
-    loss: Profile, points: np.ndarray, slack: float, *, backward: bool
-) -> BinMasses:
-    """Returns the probabilities of the bins between the points of a step."""
-    if isinstance(loss, lattice.Finite):
-        return lattice.bins_of_values(points, loss, backward=backward, slack=slack)
-    return lattice.bin_masses(points, *_tails(loss, points, backward=backward))
 
 
 def _anchors(

@@ -245,6 +245,16 @@ def atoms_of(loss: Finite, *, backward: bool) -> tuple[np.ndarray, np.ndarray]:
     return (-losses, log_masses - losses) if backward else (losses, log_masses)
 
 
+def bins_of_step(
+    points: np.ndarray, loss: Profile, *, backward: bool, slack: float = 0.0
+) -> BinMasses:
+    """Returns the bins of one direction of a step; ``slack``: see `bins_of_values`."""
+    if isinstance(loss, Finite):
+        return bins_of_values(points, loss, backward=backward, slack=slack)
+    own, other = evaluate_tails(loss, points)
+    return bin_masses(points, *((other, own) if backward else (own, other)))
+
+
 def bins_of_values(
     points: np.ndarray, loss: Finite, *, backward: bool, slack: float = 0.0
 ) -> BinMasses:

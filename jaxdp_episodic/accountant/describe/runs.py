@@ -378,13 +378,17 @@ class Menu(Spec):
         refusal = self._refusal(option)
         if refusal is not None:
             raise ValueError(f"option {option!r} is not allowed now: {refusal}")
-        taken = MappingProxyType({**self.taken, option: self.taken[option] + 1})
         state = self.state
         if self.rules is not None and state is not None:
             state = self.rules.after(state, option)
+        return self._charged({**self.taken, option: self.taken[option] + 1}, state)
+
+    def _charged(self, taken: Mapping[str, int], state: str | None) -> Self:
+        """Returns the run with these charges."""
         after = object.__new__(type(self))
         # Cached results are about the whole run and remain valid.
-        after.__dict__.update(self.__dict__, taken=taken, state=state)
+        charges = {"taken": MappingProxyType(taken), "state": state}
+        after.__dict__.update(self.__dict__, **charges)
         return after
 
     def most(self, option: str) -> int:

@@ -136,35 +136,23 @@ class AdaptiveRun(Menu):
             delta = _validation.one("delta", delta, _validation.open_unit_array)
         if epsilon is not None and delta is not None:
             most = _validation.one("epsilon", epsilon, _validation.positive_array)
-            self._find_budget(most, delta)
+            if self.prices is None:
+                found = default_prices(self.options, most, delta, blocks=rules is None)
+                for name, table in zip(("prices", "blocks"), found, strict=True):
+                    table = MappingProxyType(table) if table else None
+                    object.__setattr__(self, name, table)
+            object.__setattr__(self, "budget", largest_budget(self, most, delta))
         if wants_margin and delta is not None:
-            self._set_margin(delta)
-        elif odometer is not None and self.odometer is None:
+            odometer = odometer_with_margin(self, math.log(delta))
+            if not np.isfinite(odometer).all():
+                raise ValueError(
+                    f"delta={delta:g} is too small for an odometer: it has no finite "
+                    "certified epsilon"
+                )
+        if odometer is not None and self.odometer is None:
             object.__setattr__(self, "odometer", odometer)
             self._check_odometer()
         self._check_taken()
-
-    def _set_margin(self, delta: float) -> None:
-        """Sets the odometer: epsilon of a budget of the price spent, plus a margin."""
-        found = odometer_with_margin(self, math.log(delta))
-        if not np.isfinite(found).all():
-            raise ValueError(
-                f"delta={delta:g} is too small for an odometer: it has no finite "
-                "certified epsilon"
-            )
-        object.__setattr__(self, "odometer", tuple(found.tolist()))
-
-    def _find_budget(self, epsilon: float, delta: float) -> None:
-        """Sets the largest budget within a target, and prices if none are given."""
-        if self.prices is None:
-            prices, blocks = default_prices(
-                self.options, epsilon, delta, blocks=self.rules is None
-            )
-            object.__setattr__(self, "prices", MappingProxyType(prices))
-            blocks = MappingProxyType(blocks) if blocks else None
-            object.__setattr__(self, "blocks", blocks)
-        budget = largest_budget(self, epsilon, delta)
-        object.__setattr__(self, "budget", budget)
 
     def __reduce__(self) -> Any:
         return type(self).from_dict, (self.to_dict(),)
@@ -226,23 +214,22 @@ class AdaptiveRun(Menu):
             low, high = getattr(api, f"{kind}_interval")(same, **arguments)
             return self._reached(low), high
         targets = _CHECKS[name](name, target)
-        shape = _validation.broadcast_shape(options=self, **{name: targets})
+        _validation.broadcast_shape(options=self, **{name: targets})
         settings = self.settings() if self.shape else (self,)
         number = np.arange(len(settings)).reshape(self.shape)
-        both = [np.broadcast_to(a, shape).ravel().tolist() for a in (number, targets)]
 
-        def of_one(pair: tuple[int, float]) -> Any:
-            run, at = settings[pair[0]], pair[1]
+        def of_one(setting: int, at: float) -> Any:
+            run = settings[setting]
             if run is not self:
                 return run._answer(kind, at, upper=upper, width=width)
             found = self._ends(kind, at, width)
-            return found.upper if upper else (self._reached(found.lower), found.upper)
+            return found.upper if upper else found
 
-        found = np.array(list(map(of_one, zip(*both, strict=True))), np.float64)
+        found = np.frompyfunc(of_one, 2, 1 if upper else 2)(number, targets)
         if upper:
-            return found.reshape(shape)[()]
-        low, high = found.reshape(-1, 2).T
-        return low.reshape(shape)[()], high.reshape(shape)[()]
+            return np.asarray(found, np.float64)[()]
+        low, high = (np.asarray(end, np.float64)[()] for end in found)
+        return self._reached(low), high
 
     def cost_of_adaptivity(self, *, delta: float) -> AdaptivityCost:
         """Returns the cost of choosing adaptively, compared with each option alone.
@@ -260,11 +247,9 @@ class AdaptiveRun(Menu):
                 "composition"
             )
         target = _validation.one("delta", delta, _validation.open_unit_array)
-        start, alone = object.__new__(type(self)), {}
-        taken = MappingProxyType(dict.fromkeys(self.options, 0))
         state = None if self.rules is None else self.rules.start
-        start.__dict__.update(self.__dict__, taken=taken, state=state)
-        numbers = {name: start.most(name) for name in self.options}
+        start = self._charged(dict.fromkeys(self.options, 0), state)
+        numbers, alone = {name: start.most(name) for name in self.options}, {}
         for name, option in self.options.items():
             only = type(self)({name: option}, quotas={name: numbers[name]})
             alone[name] = float(only.epsilon(delta=target))

@@ -73,10 +73,7 @@ class PrivacyBudget:
 
         For epoch schemes it is that of the steps to be charged, see `owed`.
         """
-        owed = self.owed(num_steps)
-        if not self.before:
-            return epsilon_of(self.step, num_steps=owed, delta=self.delta)
-        return epsilon_of(self.run(owed), delta=self.delta)
+        return epsilon_of(self.run(self.owed(num_steps)), delta=self.delta)
 
     def owed(self, num_steps: Any) -> np.ndarray | np.int64:
         """Returns the steps to be charged if the run ends after that many.

@@ -318,12 +318,12 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 60_459,
+    "jaxdp_episodic": 60_437,
     "jaxdp_episodic/accountant/describe": 3_686,
     "jaxdp_episodic/accountant/losses": 4_932,
     "jaxdp_episodic/accountant/methods": 5_674,
     "jaxdp_episodic/accountant/numerics": 3_126,
-    "jaxdp_episodic/accountant/questions": 5_814,
+    "jaxdp_episodic/accountant/questions": 5_792,
     "jaxdp_episodic/accountant/bounds": 1_747,
     "jaxdp_episodic/accountant/interop": 1_614,
     "jaxdp_episodic/accountant/report": 2_022,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_204,
     "jaxdp_episodic/files": 1_361,
     "experiments": 7_103,
-    "tests": 48_258,
+    "tests": 48_259,
 }
 
 

@@ -19,12 +19,11 @@ from jaxdp_episodic.accountant.describe.step import (
     compose,
     steps_owed,
 )
-from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of, rdp as rdp_of
 from jaxdp_episodic.accountant.questions.calibration import (
-    bracket,
     calibrate_noise_multiplier,
     calibrate_num_steps,
+    largest_from,
 )
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 
@@ -309,13 +308,14 @@ def _with_steps_before(
 
     # Initial value: as if the steps before were more steps of this kind.
     start = math.sqrt(1 - total) / _noise(step, epsilon, delta, num_steps)
-    low, high, ends = bracket(excess, np.array([start]), *_INVERSE_NOISE, 1.0)
-    if not low[0]:
+    found = largest_from(
+        excess, np.array([start]), _INVERSE_NOISE, slope=1.0, tolerance=_SHARES
+    )
+    if not found[0]:
         raise ValueError(
             f"no noise keeps {num_steps} steps after those in before within "
             f"epsilon={epsilon:g} at delta={delta:g}"
         )
-    found = largest_within(excess, low, high, tolerance=_SHARES, ends=ends)
     return budget(noises, float(1 / found[0]))
 
 

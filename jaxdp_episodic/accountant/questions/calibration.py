@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import asking_together
@@ -15,24 +18,36 @@ from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
     EpochScheme,
     GroupedClasses,
-    Poisson,
     RandomAllocation,
     WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.releases import RELEASES, LaplaceRelease
 from jaxdp_episodic.accountant.describe.runs import refuse_disjoint
-from jaxdp_episodic.accountant.describe.spec import mapped
-from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep, rate_places
-from jaxdp_episodic.accountant.methods.run import EpsilonAt
+from jaxdp_episodic.accountant.describe.spec import (
+    AT_LEAST_ZERO,
+    Check,
+    Spec,
+    mapped,
+)
+from jaxdp_episodic.accountant.describe.step import (
+    AnyStep,
+    GaussianStep,
+    OneStep,
+    parts_of,
+    rate_places,
+)
+from jaxdp_episodic.accountant.methods.run import Answer, DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import check_method, public_function
-from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts
 from jaxdp_episodic.accountant.questions.worst_path import CONTOUR, answer
 
 # Lower estimate of d log epsilon / d log(1 / noise).
 _OF_NOISE = 0.9
 # Lower estimate of d log epsilon / d log(number of steps).
 OF_STEPS = 0.45
+# Lower estimate of d log epsilon / d log rate.
+_OF_RATE = 0.45
 # Largest and smallest first step of a bracket, in the logarithm of the setting.
 _FARTHEST = np.log(16.0)
 _NEAREST = 5e-4
@@ -69,94 +84,140 @@ _MAX_STEPS = 2**53
 # Longest epoch of the search, in steps.
 _LONGEST_EPOCH = 2**30
 
+# Kinds of questions, by their answer. All but the curve are names of numbers as well.
+EPSILON = "epsilon"
+DELTA = "delta"
+NOISE = "noise_multiplier"
+RDP = "rdp"
+# Other numbers of a question.
 NUM_STEPS = "num_steps"
+ORDERS = "orders"
+# Path of the step's own noise.
+STEP_NOISE = f"step.{NOISE}"
 Excess = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From numbers and elements to the elements' ``log(epsilon / target)``."""
 
 
-class Targets:
-    """The flattened targets of one calibration, and the runs that must meet them."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Question(Spec):
+    """A question about a step, whose numbers can be replaced by their field paths.
 
-    def __init__(
-        self, step: OneStep, epsilon: Any, delta: Any, num_steps: Any, method: str
-    ) -> None:
-        targets = {
-            "epsilon": _validation.positive_array("epsilon", epsilon),
-            "delta": _validation.positive_share_array("delta", delta),
-            "num_steps": _validation.integer_array("num_steps", num_steps, minimum=0),
-        }
-        self.shape = _validation.broadcast_shape(step=step, **targets)
-        self.size = int(np.prod(self.shape))
-        self.epsilon, self.delta, self.num_steps = (
-            np.broadcast_to(target.astype(np.float64), self.shape).reshape(-1)
-            for target in targets.values()
-        )
-        self.step, self.method = step, method
-        self.runs = runs_of(step, targets["num_steps"])
-        for run in self.runs:
+    Numbers that are not known yet are ``...``.
+    """
+
+    numeric: ClassVar[Mapping[str, Check]] = {
+        DELTA: _validation.probability_array,
+        EPSILON: _validation.nonnegative_array,
+        NUM_STEPS: AT_LEAST_ZERO,
+        ORDERS: _validation.order_or_inf_array,
+    }
+
+    kind: str
+    step: AnyStep
+    delta: ArrayLike | None = None
+    epsilon: ArrayLike | None = None
+    num_steps: ArrayLike | None = None
+    orders: ArrayLike | None = None
+    option: str = "exact"  # the method; of a curve its direction
+
+    @functools.cached_property
+    def missing(self) -> tuple[str, ...]:
+        """The paths of the missing numbers."""
+        every = self.all_numbers.items()
+        return tuple(where for where, value in every if value is ...)
+
+    def of_some(
+        self,
+        shape: tuple[int, ...],
+        index: Any,
+        places: Sequence[str] = (),
+        change: Callable[[Any], Any] | None = None,
+        *,
+        checked: bool = False,
+    ) -> Question:
+        """Returns the question about some of the flattened settings, numbers changed.
+
+        Unless they are ``checked``, sizes and counts may become real numbers.
+        """
+
+        def taken(where: str, value: Any) -> Any:
+            if np.ndim(value):
+                value = np.broadcast_to(value, shape).reshape(-1)[index]
+            return change(value) if change and where in places else value
+
+        return mapped(self, taken, checked=checked)
+
+    def runs(self) -> tuple[Run, ...]:
+        """Returns a run for each theorem; numbers of steps may be real."""
+        times = np.asarray(1.0 if self.num_steps is None else self.num_steps)
+        parts, counts = parts_of(self.step)
+        return runs_of_parts(parts, [count * times.astype(float) for count in counts])
+
+    def answer_by(self, method: str) -> Answer:
+        """Returns epsilon or the logarithm of delta by this method."""
+        asked: Any = EpsilonAt(np.log(np.asarray(self.delta, np.float64)))
+        if self.kind == DELTA:
+            asked = DeltaAt(np.asarray(self.epsilon, np.float64))
+        return answer(asked, self.runs(), method)
+
+
+class Calibration(Question):
+    """A question whose epsilon must be within a target."""
+
+    numeric: ClassVar[Mapping[str, Check]] = {
+        **Question.numeric,
+        EPSILON: _validation.positive_array,
+        DELTA: _validation.positive_share_array,
+    }
+
+    @classmethod
+    def of(
+        cls, step: OneStep, epsilon: Any, delta: Any, num_steps: Any, method: str
+    ) -> Self:
+        """Returns the question about a step; the method may refuse it."""
+        check_method(method)
+        target: Any = {EPSILON: epsilon, DELTA: delta, NUM_STEPS: num_steps}
+        question = cls(kind=NOISE, step=step, option=method, **target)
+        for run in question.runs():
             run.refuse(method)
+        return question
 
-    def smallest_noise(self, tolerance: float) -> np.ndarray:
-        """Returns (n,) smallest noise within the target; inf where none is."""
-        by_noise = self.excess_by("noise_multiplier")
-
-        def excess(inverse: np.ndarray, active: np.ndarray) -> np.ndarray:
-            return by_noise(1 / inverse, active)
-
-        # Rounding at large targets may exceed the tolerance.
-        rounded = np.minimum(_ROUNDING_OF_ORDERS * self.epsilon, COARSEST)
-        ends = 1 / MOST_NOISE, 1 / _LEAST_NOISE
-        start = self.initial_inverse_noise()
-        low, high, ends = bracket(excess, start, *ends, _OF_NOISE)
-        tolerances = np.maximum(tolerance, rounded)
-        with np.errstate(divide="ignore"):
-            return 1 / largest_within(
-                excess, low, high, tolerance=tolerances, ends=ends
-            )
+    @property
+    def targets(self) -> np.ndarray:
+        """The (n,) flattened target epsilons of all settings."""
+        return np.broadcast_to(np.asarray(self.epsilon), self.shape).reshape(-1)
 
     def excess_by(self, place: str) -> Excess:
         """Returns the excess as a function of the number at a field path."""
+        shape, usual, targets = self.shape, self.option, self.targets
 
         def excess(value: np.ndarray, active: np.ndarray) -> np.ndarray:
-            found, large = np.empty(active.size), self.epsilon[active] > _LARGE
-            for method, some in ((self.method, ~large), (_QUICK[self.method], large)):
-                if np.any(some):
-                    asked = place, value[some], active[some], method
-                    found[some] = self.excess(*asked)
+            found, large = np.empty(active.size), targets[active] > _LARGE
+            for method, some in ((usual, ~large), (_QUICK[usual], large)):
+                if not np.any(some):
+                    continue
+                to = functools.partial(lambda new, _: new, value[some])
+                asked = self.of_some(shape, active[some], [place], to, checked=True)
+                epsilon, error, is_bound = asked.answer_by(method)
+                # The estimate of its error is added; that of a bound is not known.
+                is_bound |= method == "rdp"
+                with np.errstate(divide="ignore", over="ignore"):
+                    share = (epsilon + np.where(is_bound, 0.0, error)) / asked.epsilon
+                    found[some] = np.log(np.where(share < _NONE, 0.0, share))
             return found
 
         return excess
-
-    def excess(
-        self, place: str, value: np.ndarray, active: np.ndarray, method: str
-    ) -> np.ndarray:
-        """Returns ``log(epsilon / target)`` of some elements, one number changed."""
-
-        def changed(where: str, number: Any) -> Any:
-            if where == place or not np.ndim(number):
-                return value if where == place else number
-            return np.broadcast_to(number, self.shape).reshape(-1)[active]
-
-        steps = value if place == NUM_STEPS else self.num_steps[active]
-        runs = runs_of(mapped(self.step, changed), steps)
-        found = answer(EpsilonAt(np.log(self.delta[active])), runs, method)
-        # The estimate of its error is added; that of a bound is not known.
-        is_bound = found.is_certified | (method == "rdp")
-        epsilon = found.value + np.where(is_bound, 0.0, found.error)
-        with np.errstate(divide="ignore", over="ignore"):
-            share = epsilon / self.epsilon[active]
-            return np.log(np.where(share < _NONE, 0.0, share))
 
     def initial_inverse_noise(self) -> np.ndarray:
         """*Estimates* the inverse noise of the targets, from which a search starts."""
         # The smaller one of two: a Gaussian with the variance of all losses has that
         # epsilon, or the furthest loss of one step, at delta over the number of draws.
-        shape = (*self.shape, 1)
-        epsilon, nats = self.epsilon.reshape(shape), -np.log(self.delta).reshape(shape)
+        epsilon, delta = (np.asarray(a)[..., None] for a in (self.epsilon, self.delta))
+        nats = -np.log(delta)
         mean = _shift_of(epsilon, 2 * nats) ** 2
         found = np.full(self.shape, np.inf)
         with np.errstate(all="ignore"):
-            run = self.runs[0]
+            run = self.runs()[0]
             for loss, count in zip(run.losses, run.counts, strict=True):
                 rate, odds, _, furthest = loss.hints()
                 each, odds = mean / (count * loss.outer_rate), np.maximum(odds, 1e-60)
@@ -180,13 +241,20 @@ def _shift_of(epsilon: np.ndarray, twice_nats: np.ndarray) -> np.ndarray:
     return 2 * epsilon / (np.sqrt(twice_nats + 2 * epsilon) + np.sqrt(twice_nats))
 
 
-def bracket(
-    excess: Any, start: np.ndarray, floor: float, ceiling: float, slope: float
-) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """Moves from ``start`` by growing factors until the sign changes.
+def largest_from(
+    excess: Excess,
+    start: np.ndarray,
+    ends: tuple[Any, Any],
+    *,
+    slope: float,
+    tolerance: float | np.ndarray,
+    integer: bool = False,
+) -> np.ndarray:
+    """Returns `largest_within` of the numbers between two ends; 0 if there is none.
 
-    Returns the ends with ``excess <= 0`` and ``> 0`` (0 if none), and both excesses.
+    It moves from ``start`` by growing factors until the sign changes.
     """
+    floor, ceiling = (np.broadcast_to(end, start.shape) for end in ends)
     x, active = np.clip(start, floor, ceiling), np.arange(start.size)
     low, high = np.zeros((2, x.size))
     below, above = np.full((2, x.size), np.nan)
@@ -200,13 +268,16 @@ def bracket(
         if factor is None:
             far = np.fmin(np.abs(value) / slope, _FARTHEST)
             factor = np.exp(np.maximum(far, _NEAREST))
-        going = np.where(ok, at < ceiling, at > floor)
+        going = np.where(ok, at < ceiling[active], at > floor[active])
         active = active[going & ((low[active] == 0) | (high[active] == 0))]
         grown = x[active] * np.where(low > 0, factor, 1 / factor)[active]
-        grown = np.rint(grown) if floor == 1.0 else grown
-        x[active] = np.clip(grown, floor, ceiling)
+        grown = np.rint(grown) if integer else grown
+        x[active] = np.clip(grown, floor[active], ceiling[active])
         factor = np.minimum(factor * factor, 1e4)
-    return low, np.where(low > 0, high, 0.0), (below, above)
+    high, known = np.where(low > 0, high, 0.0), (below, above)
+    return largest_within(
+        excess, low, high, tolerance=tolerance, integer=integer, ends=known
+    )
 
 
 @public_function(None)
@@ -240,26 +311,35 @@ def calibrate_noise_multiplier(
       tolerance: by that much, at most 0.1. A warning is issued if the noise is below
       1e-3.
     """
-    check_method(method)
     _check_is(step, GaussianStep, LaplaceRelease)
     _validation.one("tolerance", tolerance, _checked_tolerance)
     step = dataclasses.replace(step, noise_multiplier=1.0)
-    run = Targets(step, epsilon, delta, num_steps, method)
-    with asking_together(run.size * _EVALUATIONS):
-        found = run.smallest_noise(tolerance)
-    for each in run.runs:  # no step, or no path is sampled
-        none = np.broadcast_to(each.facts.loses_nothing.all(axis=-1), run.shape)
-        found[none.reshape(-1)] = 0.0
+    question = Calibration.of(step, epsilon, delta, num_steps, method)
+    by_noise, targets = question.excess_by(STEP_NOISE), question.targets
+    # Rounding at large targets may exceed the tolerance.
+    rounded = np.minimum(_ROUNDING_OF_ORDERS * targets, COARSEST)
+    with asking_together(targets.size * _EVALUATIONS):
+        inverse = largest_from(
+            lambda inverse, active: by_noise(1 / inverse, active),
+            question.initial_inverse_noise(),
+            (1 / MOST_NOISE, 1 / _LEAST_NOISE),
+            slope=_OF_NOISE,
+            tolerance=np.maximum(tolerance, rounded),
+        )
+    with np.errstate(divide="ignore"):
+        found = 1 / inverse.reshape(question.shape)
+    for run in question.runs():  # no step, or no path is sampled
+        found = np.where(run.facts.loses_nothing.all(axis=-1), 0.0, found)
     positive = np.where(found > 0, found, np.inf)
     if np.any(positive < _NEXT_TO_NONE):
-        at = np.argmin(positive)
+        one: Any = question.of_some(found.shape, np.argmin(positive))
         warnings.warn(
-            f"noise_multiplier={found[at]:.3g} is next to none and protects nobody: "
-            f"epsilon={run.epsilon[at]:g} and delta={run.delta[at]:g} almost permit a "
+            f"noise_multiplier={positive.min():.3g} is next to none and protects "
+            f"nobody: epsilon={one.epsilon:g} and delta={one.delta:g} almost permit a "
             "run without noise; use smaller targets",
             stacklevel=3,
         )
-    return found.reshape(run.shape)[()]
+    return found[()]
 
 
 @public_function(None)
@@ -285,15 +365,19 @@ def calibrate_num_steps(
       steps are within it. At target epsilons above 500 it may be the number by the
       Rényi bound, see `calibrate_noise_multiplier`.
     """
-    check_method(method)
     _check_is(step, GaussianStep, *RELEASES)
-    run = Targets(step, epsilon, delta, 1, method)
-
-    excess, ends = run.excess_by(NUM_STEPS), (1.0, float(_MAX_STEPS))
-    with asking_together(run.size * _EVALUATIONS):
-        low, high, ends = bracket(excess, np.ones(run.size), *ends, OF_STEPS)
-        found = largest_within(excess, low, high, tolerance=0, integer=True, ends=ends)
-    return found.astype(np.int64).reshape(run.shape)[()]
+    question = Calibration.of(step, epsilon, delta, 1, method)
+    start = np.ones(question.targets.size)
+    with asking_together(start.size * _EVALUATIONS):
+        found = largest_from(
+            question.excess_by(NUM_STEPS),
+            start,
+            (1.0, float(_MAX_STEPS)),
+            slope=OF_STEPS,
+            tolerance=0,
+            integer=True,
+        )
+    return found.astype(np.int64).reshape(question.shape)[()]
 
 
 @public_function(None)
@@ -331,7 +415,6 @@ def calibrate_rate(
     Raises:
       ValueError: an unknown level, or one without a scheme.
     """
-    check_method(method)
     _check_is(step, GaussianStep)
     _validation.choice("level", level, step.design.level_names)
     scheme = next((one for one in step.design.schemes if one.name == level), None)
@@ -344,16 +427,14 @@ def calibrate_rate(
         smallest = design.ways if scheme.name == CLASS else 1
     place = rate_places(step)[level]
     one: Any = mapped(step, lambda where, n: smallest if where == place else n)
-    run = Targets(one, epsilon, delta, num_steps, method)
-    everywhere = np.arange(run.size)
-    initial = float(np.max(smallest, initial=1))
-    excess = run.excess_by(place)
+    question = Calibration.of(one, epsilon, delta, num_steps, method)
+    excess, shape = question.excess_by(f"step.{place}"), question.shape
     if isinstance(scheme, EpochScheme):
-        found = _shortest_epoch(excess, np.full(run.size, initial))
-        return found.reshape(run.shape)[()]
-    is_share = isinstance(scheme, Poisson)
-    ends = (_SMALLEST_PROBABILITY, 1.0)
-    if not is_share:
+        first = np.full(question.targets.shape, float(np.max(smallest, initial=1)))
+        return _shortest_epoch(excess, first).reshape(shape)[()]
+    is_size = isinstance(scheme, WithoutReplacement)
+    ends: Any = (_SMALLEST_PROBABILITY, 1.0)
+    if is_size:
         if level not in (names := one.level_names_used):
             raise ValueError(
                 f"level must be one of {names}, at or above the privacy unit, "
@@ -363,16 +444,16 @@ def calibrate_rate(
         # The largest size that matters, or that ``small_units`` permits.
         refused = one.small_units == "error"
         ends = smallest, group.min(axis=-1) if refused else group.max(axis=-1)
-    least, most = (
-        np.broadcast_to(end, run.shape).reshape(-1).astype(np.float64) for end in ends
+    ends = [np.broadcast_to(end, shape).reshape(-1).astype(np.float64) for end in ends]
+    found = largest_from(
+        excess,
+        ends[1],
+        (ends[0], ends[1]),
+        slope=_OF_RATE,
+        tolerance=0 if is_size else _TOLERANCE,
+        integer=is_size,
     )
-    full = excess(most, everywhere) <= 0
-    some = excess(least, everywhere) <= 0
-    low = np.where(full, most, np.where(some, least, 0.0))
-    high = np.where(some & ~full, most, 0.0)
-    tolerance = _TOLERANCE if is_share else 0
-    found = largest_within(excess, low, high, tolerance=tolerance, integer=not is_share)
-    return (found if is_share else found.astype(int)).reshape(run.shape)[()]
+    return (found.astype(int) if is_size else found).reshape(shape)[()]
 
 
 def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:

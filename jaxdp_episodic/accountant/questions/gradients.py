@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +17,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     WithoutReplacement,
     epoch_scheme,
 )
-from jaxdp_episodic.accountant.describe.spec import mapped
 from jaxdp_episodic.accountant.describe.step import (
-    AnyStep,
     ComposedSteps,
     GaussianStep,
     compose,
@@ -27,64 +25,58 @@ from jaxdp_episodic.accountant.describe.step import (
     parts_of,
     rate_places,
 )
-from jaxdp_episodic.accountant.methods.run import Answer, DeltaAt, EpsilonAt, Run
-from jaxdp_episodic.accountant.questions import api, worst_path
-from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
-from jaxdp_episodic.accountant.questions.dominating_pair import (
-    in_one_place,
-    runs_of_parts,
+from jaxdp_episodic.accountant.questions import api
+from jaxdp_episodic.accountant.questions.calibration import (
+    DELTA,
+    EPSILON,
+    NOISE,
+    NUM_STEPS,
+    ORDERS,
+    RDP,
+    STEP_NOISE,
+    Question,
 )
+from jaxdp_episodic.accountant.questions.dominating_pair import in_one_place
+from jaxdp_episodic.accountant.questions.worst_path import CONTOUR
 
 # Methods with derivatives.
 METHODS = ("exact", "rdp")
-# Names of arguments, and of a field that every step has.
-DELTA = "delta"
-EPSILON = "epsilon"
-NOISE = "noise_multiplier"
-NUM_STEPS = "num_steps"
-ORDERS = "orders"
-_QUESTIONS = {
-    EPSILON: api.epsilon,
-    DELTA: api.delta,
-    NOISE: calibrate_noise_multiplier,
-}
 _NAME = "epsilon_and_gradient"
-_LEAST_NORMAL = float(np.finfo(np.float64).tiny)
 # Points of a difference, in widths: central, and one-sided.
 _POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
 # Weights of fourth order for the values there minus the middle value.
 _WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
 # Weights of second order.
 _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
-# Widths to be tried in turn, as shares of the scale.
-_SHARES = (1e-3, 1e-2, 1e-4)
-# The same for a rate near 1, where epsilon under replace_one bends within 1e-4.
-_SHARES_DOWN = (*_SHARES, 1e-5, 1e-6)
 # Estimated relative error of a difference, divided by the squared relative distance of
 # the difference of second order.
 _ERROR_OVER_SQUARE = 300.0
-# Relative rounding error of epsilons.
-_ROUNDING = 1e-13
-# Relative error that is good enough, and the largest that is returned.
+# Relative error that is good enough.
 _ENOUGH = 1e-8
-_LARGEST_ERROR = 1e-6
-# Widths for certified ends, which are accurate to about 1e-5; and the largest relative
-# distance of the derivatives by both.
-_OF_BOUNDS = (0.0625, 0.03125)
-_BOUNDS_WITHIN = 1e-2
 # Smallest distance of a rate from 1 at which it has a derivative, and the distance
 # below which one-sided differences are tried as well.
 LEAST_FROM_ONE = 1e-10
 _NEXT_TO_ONE = 1e-3
 
+Scale = Sequence[tuple[Any, Any]]
+"""Differences to be tried in turn: the size of which widths are shares (0 or NaN: no
+difference), and 0 for central ones, 1 or -1 for those from the number up or down."""
 
-class Scale(NamedTuple):
-    """The scale of a number, of which widths of differences are shares; arrays."""
 
-    size: np.ndarray  # 0 or NaN: no derivative
-    rises: np.ndarray  # whether the number can only increase
-    # The scale for one-sided differences downwards, tried second; 0: none.
-    falls: np.ndarray
+class _Rule(NamedTuple):
+    """How a function is differentiated."""
+
+    shares: tuple[float, ...]  # widths to be tried in turn, as shares of the size
+    rounding: float  # relative error of the function
+    largest_error: float  # of the derivative, relative; beyond it NaN
+
+
+_EXACT = _Rule((1e-3, 1e-2, 1e-4), 1e-13, 1e-6)
+# Shares of differences downwards from a rate near 1, where epsilon under replace_one
+# bends within 1e-4.
+_DOWN = (*_EXACT.shares, 1e-5, 1e-6)
+# Of certified ends, which are accurate to about 1e-5.
+_OF_BOUNDS = _Rule((0.0625, 0.03125), 1e-5, 1e-2)
 
 
 def epsilon_and_gradient(
@@ -117,7 +109,7 @@ def epsilon_and_gradient(
 
     * epsilon is ``inf``;
     * epsilon is a certified bound (`PrivacyInfo.is_certified_bound`), differences of
-      which are accurate to about 1e-3, and two widths disagree by 1e-2;
+      which are accurate to about 1e-3, and their estimated error is above 1e-2;
     * differences of several widths disagree by 1e-6, as next to a kink, where another
       path or direction becomes the worst;
     * a rate is at an end of its range (a probability of 0, or within 1e-10 of 1; a size
@@ -148,267 +140,143 @@ def epsilon_and_gradient(
         step, num_steps = compose((step, num_steps)), None
     wanted = _checked_names(wrt, step, num_steps)
     api.checked_runs(step, num_steps, delta=delta)
-    value = api.epsilon(step, delta=delta, num_steps=num_steps, method=method)
-    arguments = {DELTA: delta, NUM_STEPS: num_steps}
-    question = Question(EPSILON, step, arguments, (), {"method": method})
+    numbers: dict[str, Any] = {DELTA: delta, NUM_STEPS: num_steps}
+    value = api.epsilon(step, **numbers, method=method)
+    question = Question(kind=EPSILON, step=step, **numbers, option=method)
     gradient = {}
     for name, fields in wanted.items():
-        scales = [np.broadcast_arrays(*field.scale(), value)[:3] for field in fields]
-        sizes, rises, falls = zip(*scales, strict=True)
-        least = np.minimum.reduce
-        scale = Scale(least(sizes), np.logical_or.reduce(rises), least(falls))
+        tried = zip(*(field.scale() for field in fields), strict=True)
+        scale = [
+            (functools.reduce(np.minimum, sizes), functools.reduce(np.maximum, ends))
+            for sizes, ends in (zip(*each, strict=True) for each in tried)
+        ]
         places = [field.place for field in fields]
-        gradient[name] = question.slope(places, value, scale)[()]
+        with using_engine("numpy"):
+            gradient[name] = slope(question, places, value, scale)[()]
     return value, gradient
-
-
-# --- Questions with displaced numbers ---
-
-
-class Question(NamedTuple):
-    """A question about a step, of which some numbers may be missing."""
-
-    kind: str  # "epsilon", "delta", "rdp" or "noise_multiplier"
-    step: AnyStep  # with ... for missing numbers
-    known: Mapping[str, Any]  # known arguments
-    places: tuple[str, ...]  # field paths or argument names of the missing numbers
-    options: Mapping[str, str]  # method or direction
-
-    def filled(self, *missing: np.ndarray) -> Question:
-        """Returns the question with its missing numbers, which are checked."""
-        given = dict(zip(self.places, missing, strict=True))
-
-        def filled(where: str, value: Any) -> Any:
-            found = given.pop(where, value)
-            if found is value or not where.endswith("sampling_probability"):
-                return found
-            # JAX threads flush subnormal numbers to 0.
-            some = np.array(found, np.float64).view(np.int64) > 0
-            return np.where(some, np.maximum(found, _LEAST_NORMAL), found)
-
-        step = mapped(self.step, filled)
-        return self._replace(step=step, known={**self.known, **given}, places=())
-
-    def of_some(
-        self,
-        shape: tuple[int, ...],
-        index: np.ndarray,
-        places: Sequence[str] = (),
-        displacement: Any = 0.0,
-    ) -> Question:
-        """The question about some of the flattened settings, numbers displaced."""
-
-        def taken(where: str, value: Any) -> Any:
-            if np.ndim(value):
-                value = np.broadcast_to(value, shape).reshape(-1)[index]
-            return value + displacement if where in places else value
-
-        known = {name: taken(name, value) for name, value in self.known.items()}
-        # Sizes and counts become real numbers, which a check would refuse.
-        step = mapped(self.step, taken, checked=False)
-        return self._replace(step=step, known=known)
-
-    def answer(self) -> np.ndarray:
-        """Returns the result, float64 of the shape of all numbers."""
-        # JAX may wait for this result, so that using JAX here could deadlock.
-        with using_engine("numpy"):
-            if self.kind == "rdp":
-                return self._curve()
-            # The target of a calibration is no argument of `epsilon`.
-            known = {name: v for name, v in self.known.items() if name != self.kind}
-            ask = _QUESTIONS[self.kind]
-            return np.asarray(ask(self.step, **known, **self.options), np.float64)
-
-    def _curve(self) -> np.ndarray:
-        """Rényi divergences at one order for each setting."""
-        runs = self._runs()
-        orders = _validation.order_or_inf_array(ORDERS, self.known[ORDERS])[..., None]
-        shape = np.broadcast_shapes(orders.shape, *((*r.shape[:-1], 1) for r in runs))
-        return api.curve_of(runs, orders, self.options["direction"], shape[:-1])
-
-    def _runs(self) -> tuple[Run, ...]:
-        """The runs, with real numbers of steps."""
-        times = self.known.get(NUM_STEPS)
-        times = np.asarray(1.0 if times is None else times, np.float64)
-        parts, counts = parts_of(self.step)
-        return runs_of_parts(parts, [count * times for count in counts])
-
-    def _by_method(self, method: str) -> Answer:
-        """Epsilon or the logarithm of delta, with real numbers of steps."""
-        if self.kind == DELTA:
-            asked = DeltaAt(np.asarray(self.known[EPSILON], np.float64))
-        else:
-            asked = EpsilonAt(np.log(self.known[DELTA]))
-        with using_engine("numpy"):
-            return worst_path.answer(asked, self._runs(), method)
-
-    def slope(
-        self,
-        places: Sequence[str],
-        answer: np.ndarray,
-        scale: Scale | None = None,
-        *,
-        by_bounds: bool = True,
-    ) -> np.ndarray:
-        """Returns the derivative by the numbers at some places together, or NaN.
-
-        ``by_bounds``: also by differences of certified bounds, where there are no exact
-        answers.
-        """
-        shape = np.shape(answer)
-        if self.kind == NOISE:
-            # Epsilon is fixed at its target.
-            def at_noise(where: str, value: Any) -> Any:
-                return answer if where == NOISE else value
-
-            inner = self._replace(kind=EPSILON, step=mapped(self.step, at_noise))
-            at = inner.answer()
-            slope = functools.partial(inner.slope, answer=at, by_bounds=by_bounds)
-            by_noise = slope([NOISE])
-            return (1.0 if EPSILON in places else -slope(places)) / by_noise
-        scale = self.scale(places[0], shape) if scale is None else scale
-        if self.kind == "rdp":
-            return self.difference(Question._curve, places, scale)
-        method = self.options["method"]
-        by = worst_path.CONTOUR if method == "exact" else method
-
-        def unbounded(some: Question) -> np.ndarray:
-            """Answers that are not certified bounds, else NaN."""
-            found = some._by_method(by)
-            return np.where(found.is_certified, np.nan, found.value)
-
-        found = self.difference(unbounded, places, scale)
-        known = answer > 0 if self.kind == DELTA else np.isfinite(answer)
-        left = np.asarray(np.isnan(found) & known)
-        if method == "exact" and by_bounds and np.any(left):
-            index = np.flatnonzero(left)
-            bounds = self.of_some(shape, index)._by_method(method)
-            left[left] = bounds.is_certified
-            found = np.where(left, self._slope_of_bounds(places, scale, left), found)
-        return answer * found if self.kind == DELTA else found
-
-    def scale(self, place: str, shape: tuple[int, ...]) -> Scale:
-        """Returns the scale of the number at a place."""
-        value = {**self.step.all_numbers, **self.known}[place]
-        return scale_of(place, np.broadcast_to(value, shape))
-
-    def _slope_of_bounds(
-        self, places: Sequence[str], scale: Scale, wanted: np.ndarray
-    ) -> np.ndarray:
-        """The derivative of certified bounds; NaN where it is not accurate."""
-
-        def bound(some: Question) -> np.ndarray:
-            return some._by_method("exact").value
-
-        size, none = np.where(wanted, scale.size, 0.0), np.zeros(wanted.shape)
-        scale = Scale(size, scale.rises, none)
-        wide, narrow = (
-            self.difference(bound, places, scale, (share,), np.inf)
-            for share in _OF_BOUNDS
-        )
-        return np.where(abs(wide - narrow) <= _BOUNDS_WITHIN * abs(wide), wide, np.nan)
-
-    def difference(
-        self,
-        function: Callable[[Question], np.ndarray],
-        places: Sequence[str],
-        scale: Scale,
-        shares: Sequence[float] = _SHARES,
-        largest_error: float = _LARGEST_ERROR,
-    ) -> np.ndarray:
-        """The derivative of a function of the question by numbers; NaN if unknown."""
-        shape = np.shape(scale.size)
-        size, rises, falls = (np.broadcast_to(a, shape).reshape(-1) for a in scale)
-
-        def moved(displacement: np.ndarray, index: np.ndarray) -> np.ndarray:
-            return function(self.of_some(shape, index, places, displacement))
-
-        found = _difference(moved, size, rises.astype(float), shares, largest_error)
-        if (left := np.flatnonzero(np.isnan(found) & (falls > 0))).size:
-            down = -np.ones(left.size)
-            found[left] = _difference(
-                lambda d, index: moved(d, left[index]), falls[left], down, _SHARES_DOWN
-            )
-        return found.reshape(shape)
-
-    def rows(
-        self, words: Sequence[tuple[int, ...]], *missing: np.ndarray
-    ) -> list[np.ndarray]:
-        """Returns the result, (), and its derivatives by numbers, (i,) or (i, j)."""
-        asked = self.filled(*missing)
-        answer = asked.answer()
-        found: dict[tuple[int, ...], np.ndarray] = {(): answer}
-        with using_engine("numpy"), np.errstate(all="ignore"):
-            for word in dict.fromkeys(filter(None, words)):
-                first, *second = ([self.places[i]] for i in word)
-                if not second:
-                    found[word] = asked.slope(first, answer)
-                    continue
-
-                def slope(some: Question, first: Any = first) -> np.ndarray:
-                    return some.slope(first, some.answer(), by_bounds=False)
-
-                scale = asked.scale(second[0][0], answer.shape)
-                found[word] = asked.difference(slope, second[0], scale)
-        return [found[word] for word in words]
 
 
 # --- Differences ---
 
 
-@np.errstate(divide="ignore", invalid="ignore", over="ignore")
-def _difference(
-    function: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    size: np.ndarray,
-    end: np.ndarray,
-    shares: Sequence[float],
-    largest_error: float = _LARGEST_ERROR,
+def slope(
+    question: Question,
+    places: Sequence[str],
+    answer: Any,
+    scale: Scale | None = None,
+    *,
+    by_bounds: bool = True,
 ) -> np.ndarray:
-    """Central differences at displacement 0, or one-sided where ``end`` is 1 or -1."""
-    found, best = np.full(size.shape, np.nan), np.full(size.shape, np.inf)
-    # An infinite number gets scale 1: nothing depends on it.
-    size = np.where(np.isposinf(size), 1.0, size)
-    middle, sides = np.zeros(size.shape), np.flatnonzero(end)
-    if sides.size:
-        middle[sides] = function(np.zeros((1, sides.size)), sides)[0]
-    for share in shares:
-        left = np.flatnonzero((size > 0) & ~(best <= _ENOUGH))
-        if not left.size:
-            break
-        sided = np.abs(end[left]).astype(int)
-        sign = np.where(sided, end[left], 1.0)
-        points, weights, check = (
-            sign * table[:, sided] for table in (_POINTS, _WEIGHTS, _CHECK)
-        )
-        # A power of two, so that displacements are exact.
-        width = np.exp2(np.floor(np.log2(share * size[left])))
-        values = function(points * width, left)
-        most = np.abs(values).max(axis=0)
-        is_kink = (values == 0).any(axis=0) & (most > 0) & (sided == 0)
-        values = values - np.where(sided, middle[left], values[0])
-        change, other = ((table * values).sum(axis=0) for table in (weights, check))
-        moved = np.abs(change)
-        off = _ERROR_OVER_SQUARE * ((change - other) / moved) ** 2
-        off += _ROUNDING * most / moved
-        off = np.where((values == 0).all(axis=0), 0.0, off)
-        # A value of 0 next to others means a kink.
-        off = np.where(is_kink, np.nan, off)
-        better = off < best[left]
-        found[left] = np.where(better, change / width, found[left])
-        best[left] = np.where(better, off, best[left])
-    return np.where(best <= largest_error, found, np.nan)
+    """Returns the derivative by the numbers at some places together, or NaN.
+
+    ``by_bounds``: also by differences of certified bounds, where there are no exact
+    answers.
+    """
+    shape, method, is_delta = np.shape(answer), question.option, question.kind == DELTA
+    if question.kind == NOISE:
+        # Epsilon is fixed at its target.
+        every, noise = np.arange(np.size(answer)), np.reshape(answer, -1)
+        at = question.of_some(shape, every, [STEP_NOISE], lambda _: noise)
+        numbers: Any = {DELTA: at.delta, NUM_STEPS: at.num_steps}
+        inner = Question(kind=EPSILON, step=at.step, option=method, **numbers)
+        epsilon = inner.answer_by(method).value
+        by = functools.partial(slope, inner, answer=epsilon, by_bounds=by_bounds)
+        found = 1.0 if EPSILON in places else -by(places)
+        return (found / by([STEP_NOISE])).reshape(shape)
+    scale = scale_of(places[0], question.all_numbers[places[0]]) if not scale else scale
+    by = functools.partial(difference, question, places=places, shape=shape)
+    if question.kind == RDP:
+        return by(curve, scale=scale)
+
+    def unbounded(some: Question) -> np.ndarray:
+        """Answers that are not certified bounds, else NaN."""
+        found = some.answer_by(CONTOUR if method == "exact" else method)
+        return np.where(found.is_certified, np.nan, found.value)
+
+    found = by(unbounded, scale=scale)
+    known = answer > 0 if is_delta else np.isfinite(answer)
+    left = np.asarray(np.isnan(found) & known)
+    if method == "exact" and by_bounds and np.any(left):
+        some = question.of_some(shape, np.flatnonzero(left))
+        left[left] = some.answer_by(method).is_certified
+        size, end = scale[0]
+        if is_count(places[0].rpartition(".")[2]):  # they have whole counts only
+            left &= size >= 1 / min(_OF_BOUNDS.shares)
+        wide = [(np.where(left, size, 0.0), end)]
+        of_bounds = by(lambda some: some.answer_by(method).value, wide, _OF_BOUNDS)
+        found = np.where(left, of_bounds, found)
+    return answer * found if is_delta else found
+
+
+def curve(question: Question) -> np.ndarray:
+    """Returns Rényi divergences at one order for each setting."""
+    orders, runs = np.asarray(question.orders, np.float64)[..., None], question.runs()
+    shape = np.broadcast_shapes(orders.shape, *((*r.shape[:-1], 1) for r in runs))
+    return api.curve_of(runs, orders, question.option, shape[:-1])
+
+
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")
+def difference(
+    question: Question,
+    function: Callable[[Question], np.ndarray],
+    scale: Scale,
+    rule: _Rule = _EXACT,
+    *,
+    places: Sequence[str],
+    shape: tuple[int, ...],
+) -> np.ndarray:
+    """Returns the derivative of a function of the question by numbers; or NaN."""
+
+    def moved(by: np.ndarray, index: np.ndarray) -> np.ndarray:
+        return function(question.of_some(shape, index, places, lambda x: x + by))
+
+    number = int(np.prod(shape))
+    found, best = np.full(number, np.nan), np.full(number, np.inf)
+    for (size, end), shares in zip(scale, (rule.shares, _DOWN), strict=False):
+        size, end = (np.broadcast_to(a, shape).reshape(-1) for a in (size, end))
+        # An infinite number gets scale 1: nothing depends on it.
+        size = np.where(np.isposinf(size), 1.0, size)
+        middle, open_ = np.zeros(number), (size > 0) & ~(best <= _ENOUGH)
+        if (sides := np.flatnonzero(open_ & (end != 0))).size:
+            middle[sides] = moved(np.zeros(sides.size), sides)
+        for share in shares:
+            left = np.flatnonzero((size > 0) & ~(best <= _ENOUGH))
+            if not left.size:
+                break
+            sided = np.abs(end[left]).astype(int)
+            sign = np.where(sided, end[left], 1.0)
+            points, weights, check = (
+                sign * table[:, sided] for table in (_POINTS, _WEIGHTS, _CHECK)
+            )
+            # A power of two, so that displacements are exact.
+            width = np.exp2(np.floor(np.log2(share * size[left])))
+            values = moved(points * width, left)
+            most = np.abs(values).max(axis=0)
+            is_kink = (values == 0).any(axis=0) & (most > 0) & (sided == 0)
+            values = values - np.where(sided, middle[left], values[0])
+            change, other = ((table * values).sum(axis=0) for table in (weights, check))
+            size_of_change = np.abs(change)
+            off = _ERROR_OVER_SQUARE * ((change - other) / size_of_change) ** 2
+            off += rule.rounding * most / size_of_change
+            off = np.where((values == 0).all(axis=0), 0.0, off)
+            # A value of 0 next to others means a kink.
+            off = np.where(is_kink, np.nan, off)
+            better = off < best[left]
+            found[left] = np.where(better, change / width, found[left])
+            best[left] = np.where(better, off, best[left])
+    return np.where(best <= rule.largest_error, found, np.nan).reshape(shape)
 
 
 def scale_of(place: str, value: Any) -> Scale:
     """Returns the `Scale` of a number with this field path."""
     value, name = np.asarray(value, np.float64), place.rpartition(".")[2]
-    if name in ("sampling_probability", "delta"):
+    if name in ("sampling_probability", DELTA):
         return _scale_of_rate(value)
-    if is_count(name):
-        return Scale(np.maximum(value, 1.0), value == 0, np.zeros(value.shape))
+    if is_count(name):  # it can only increase from 0
+        return [(np.maximum(value, 1.0), value == 0)]
     if place == ORDERS:  # each exceeds 1
         value = np.where(np.isfinite(value), value - 1, np.nan)
-    return Scale(np.abs(value), np.zeros(value.shape, bool), np.zeros(value.shape))
+    return [(np.abs(value), 0)]
 
 
 def is_count(name: str) -> bool:
@@ -421,8 +289,7 @@ def _scale_of_rate(rate: np.ndarray, most: Any = 1.0) -> Scale:
     left = 1 - rate
     inside = (left >= LEAST_FROM_ONE) & (rate > 0)
     size = np.where(inside, most * np.minimum(rate, left), 0.0)
-    falls = np.where(inside & (left < _NEXT_TO_ONE), most * rate, 0.0)
-    return Scale(size, np.zeros(rate.shape, bool), falls)
+    return [(size, 0), (np.where(inside & (left < _NEXT_TO_ONE), most * rate, 0.0), -1)]
 
 
 # --- Names of fields ---
@@ -445,9 +312,9 @@ class _Field(NamedTuple):
         draw, group = levels.draw_sizes[position], levels.group_sizes[position]
         assert draw is not None and group is not None  # it has a size
         # A size above the population has no effect.
-        own = _scale_of_rate(np.minimum(draw / group, 1.0), group)
-        size = np.where(draw > group, draw, own.size).min(axis=-1)
-        return Scale(size, np.zeros(size.shape, bool), own.falls.min(axis=-1))
+        (size, end), (down, side) = _scale_of_rate(np.minimum(draw / group, 1.0), group)
+        size = np.where(draw > group, draw, size)
+        return [(size.min(axis=-1), end), (down.min(axis=-1), side)]
 
 
 def _fields(
@@ -459,10 +326,12 @@ def _fields(
     alone: dict[str, list[_Field]] = {}
     parts, counts = gaussian_parts(step, _NAME), parts_of(step, num_steps)[1]
     for i, (part, count) in enumerate(zip(parts, counts, strict=True)):
-        inside = f"steps[{i}]." if is_run else ""
+        inside = f"step.steps[{i}]." if is_run else "step."
         own = {
             NOISE: _Field(inside + NOISE, part.noise_multiplier, part),
-            NUM_STEPS: _Field(f"counts[{i}]" if is_run else NUM_STEPS, count, part),
+            NUM_STEPS: _Field(
+                f"step.counts[{i}]" if is_run else NUM_STEPS, count, part
+            ),
         }
         for scheme in part.design.schemes:
             # The length of an epoch is a whole number.

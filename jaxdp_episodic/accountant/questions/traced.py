@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant._engine import engine_name, on_cpu, register_dataclasses
+from jaxdp_episodic.accountant._engine import (
+    engine_name,
+    on_cpu,
+    register_dataclasses,
+    using_engine,
+)
 from jaxdp_episodic.accountant.describe.designs import Poisson, epoch_scheme
 from jaxdp_episodic.accountant.describe.releases import LaplaceRelease
 from jaxdp_episodic.accountant.describe.spec import (
-    AT_LEAST_ZERO,
     mapped,
     traced_numbers,
     without_traced,
@@ -25,7 +29,6 @@ from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,
     GaussianStep,
-    OneStep,
     parts_of,
 )
 from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
@@ -33,16 +36,25 @@ from jaxdp_episodic.accountant.methods import rdp as renyi
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.questions import api
-from jaxdp_episodic.accountant.questions.gradients import (
+from jaxdp_episodic.accountant.questions.calibration import (
     DELTA,
     EPSILON,
-    LEAST_FROM_ONE,
-    METHODS,
     NOISE,
     NUM_STEPS,
     ORDERS,
+    RDP,
+    Calibration,
     Question,
+    calibrate_noise_multiplier,
+)
+from jaxdp_episodic.accountant.questions.gradients import (
+    LEAST_FROM_ONE,
+    METHODS,
+    curve,
+    difference,
     is_count,
+    scale_of,
+    slope,
 )
 from jaxdp_episodic.files.optional import require
 
@@ -61,8 +73,13 @@ _ACCELERATOR_BLOCK = 131072
 _RATES = (1e-60, 1.0)
 _SHIFTS = (1e-20, 1e70)
 _LARGEST_ORDER = 1e30
-_COMPILED = (NOISE, "sampling_probability", ORDERS)  # numbers that may be traced there
-Check = Callable[[str, Any], np.ndarray]
+_RATE = "sampling_probability"
+_COMPILED = (NOISE, _RATE, ORDERS)  # numbers that may be traced there
+_ANSWERS = {
+    EPSILON: api.epsilon,
+    DELTA: api.delta,
+    NOISE: calibrate_noise_multiplier,
+}
 Words = tuple[tuple[int, ...], ...]
 """Requested values: the result, (), and derivatives by missing numbers, (i,)."""
 
@@ -90,8 +107,7 @@ def epsilon(
       NotImplementedError: a derivative by a whole number, or one that the method or a
         mechanism does not have.
     """
-    arguments = {DELTA: _checked(DELTA, delta, _validation.probability_array)}
-    return _counted(EPSILON, step, num_steps, arguments, method)
+    return _counted(EPSILON, step, num_steps, method, delta=delta)
 
 
 def delta(
@@ -108,8 +124,7 @@ def delta(
     Returns:
       Like `epsilon`: in [0, 1], rounded up; positive values never become 0.
     """
-    arguments = {EPSILON: _checked(EPSILON, epsilon, _validation.nonnegative_array)}
-    return _counted(DELTA, step, num_steps, arguments, method)
+    return _counted(DELTA, step, num_steps, method, epsilon=epsilon)
 
 
 def noise_multiplier(
@@ -134,12 +149,8 @@ def noise_multiplier(
     """
     kinds = GaussianStep | LaplaceRelease
     _validation.instance("step", step, kinds, "a GaussianStep or a LaplaceRelease")
-    arguments = {
-        EPSILON: _checked(EPSILON, epsilon, _validation.positive_array),
-        DELTA: _checked(DELTA, delta, _validation.positive_share_array),
-    }
     step = dataclasses.replace(step, noise_multiplier=1.0)
-    return _counted(NOISE, step, num_steps, arguments, method)
+    return _counted(NOISE, step, num_steps, method, epsilon=epsilon, delta=delta)
 
 
 def rdp(step: AnyStep, orders: Any, *, direction: str = "both") -> Any:
@@ -155,7 +166,8 @@ def rdp(step: AnyStep, orders: Any, *, direction: str = "both") -> Any:
     """
     api.check_step(step)
     _validation.choice("direction", direction, api.DIRECTIONS)
-    orders = _checked(ORDERS, orders, _validation.order_or_inf_array)
+    if not _validation.is_traced(orders):
+        orders = _validation.order_or_inf_array(ORDERS, orders)
     axes = (1,) * np.ndim(orders)
 
     def expanded(_: str, value: Any) -> Any:
@@ -163,62 +175,50 @@ def rdp(step: AnyStep, orders: Any, *, direction: str = "both") -> Any:
 
     shape = step.shape + np.shape(orders)
     step = mapped(step, expanded)
-    arguments = {ORDERS: orders}
-    return _answer("rdp", step, arguments, {"direction": direction}, shape)
+    return _answer(
+        Question(kind=RDP, step=step, orders=orders, option=direction), shape
+    )
 
 
 def _counted(
-    kind: str, step: AnyStep, num_steps: Any, arguments: dict[str, Any], method: str
+    kind: str, step: AnyStep, num_steps: Any, method: str, **target: Any
 ) -> Any:
     """The result for ``num_steps`` steps."""
     api.check_step(step)
     api.check_method(method)
     if num_steps is None and not isinstance(step, ComposedSteps):
         raise ValueError("num_steps must be a whole number >= 0, got None")
-    if num_steps is not None:
-        num_steps = _checked(NUM_STEPS, num_steps, AT_LEAST_ZERO)
-    arguments = {**arguments, NUM_STEPS: num_steps}
-    given = {name: value for name, value in arguments.items() if value is not None}
-    shape = _validation.broadcast_shape(step=step, **given)
-    return _answer(kind, step, arguments, {"method": method}, shape)
+    numbers = {**target, NUM_STEPS: num_steps}
+    of = Calibration if kind == NOISE else Question
+    question = of(kind=kind, step=step, **numbers, option=method)
+    return _answer(question, question.shape)
 
 
-def _answer(
-    kind: str,
-    step: AnyStep,
-    arguments: dict[str, Any],
-    options: dict[str, str],
-    shape: tuple[int, ...],
-) -> Any:
+def _answer(question: Question, shape: tuple[int, ...]) -> Any:
     """Returns the result as a JAX array; computes it now if nothing is traced."""
     require("jax", purpose="jaxdp_episodic.traced", extra=None)
     import jax
 
-    missing, known = traced_numbers(step), {}
-    for name, value in arguments.items():
-        (missing if _validation.is_traced(value) else known)[name] = value
-    question = Question(kind, without_traced(step), known, tuple(missing), options)
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
-    if not missing:
-        found = np.broadcast_to(question.answer(), shape)
+    if not question.is_traced:
+        found = np.broadcast_to(answered(question), shape)
         return jax.numpy.asarray(_rounded_up(found, dtype))
     leaves = [
-        jax.numpy.broadcast_to(_canonical(place, value), shape)
-        for place, value in missing.items()
+        jax.numpy.broadcast_to(_canonical(place.removeprefix("step."), value), shape)
+        for place, value in traced_numbers(question).items()
     ]
-    return _differentiable(question, shape, dtype)(*leaves)
-
-
-def _checked(name: str, value: Any, check: Check) -> Any:
-    """Checks a known number; a traced one is checked when the program runs."""
-    return value if _validation.is_traced(value) else check(name, value)
+    return _differentiable(without_traced(question), shape, dtype)(*leaves)
 
 
 def _canonical(place: str, value: Any) -> Any:
     """Converts a traced number, exactly, to a type that callbacks can pass."""
     import jax
 
-    value = jax.numpy.array(_gathered(value))  # JAX's under vmap, too
+    sharding = jax.typeof(value).sharding
+    if any(sharding.spec):  # replicate it: blocks of a mesh are divided differently
+        whole = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+        value = jax.sharding.reshard(value, whole)
+    value = jax.numpy.array(value)  # JAX's under vmap, too
     is_a = functools.partial(jax.numpy.issubdtype, value.dtype)
     if not (is_a(np.floating) or is_a(np.integer)):
         raise TypeError(
@@ -233,17 +233,6 @@ def _canonical(place: str, value: Any) -> Any:
     return jax.lax.convert_element_type(value, np.int32) if is_narrow else value
 
 
-def _gathered(leaf: Array) -> Array:
-    """Replicates a number on an explicit mesh: blocks are divided differently."""
-    import jax
-
-    sharding = jax.typeof(leaf).sharding
-    if not any(sharding.spec):
-        return leaf
-    whole = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-    return jax.sharding.reshard(leaf, whole)
-
-
 def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> Any:
     """The result as a twice differentiable function of the traced numbers."""
     import jax
@@ -253,7 +242,7 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
     def rows(words: Words, *leaves: Any) -> tuple[Any, ...]:
         if dtype == np.float64 and is_compiled(question, words):
             return _compiled(question, words, shape)(*leaves)
-        asked = functools.partial(question.rows, words)
+        asked = functools.partial(rows_of, question, words)
         return _called_back(asked, words, shape, leaves, dtype)
 
     @functools.partial(rows.defjvp, symbolic_zeros=True)
@@ -279,17 +268,17 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
 
 def _refuse_derivatives(question: Question, by: Sequence[int], *, second: bool) -> None:
     """Refuses derivatives that do not exist."""
-    method = question.options.get("method", METHODS[0])
-    if method not in METHODS:
+    if question.kind != RDP and question.option not in METHODS:
         raise NotImplementedError(
-            f"results with method={method!r} have no derivatives; covered: {METHODS}"
+            f"results with method={question.option!r} have no derivatives; covered: "
+            f"{METHODS}"
         )
     parts, _ = parts_of(question.step)
     epochs = any(
         isinstance(part, GaussianStep) and (epoch_scheme(part.design) or part.bands)
         for part in parts
     )
-    for place in (question.places[i] for i in by):
+    for place in (question.missing[i].removeprefix("step.") for i in by):
         name = place.rpartition(".")[2]
         if is_count(name) and (epochs or second):
             where = "with epoch schemes or bands" if epochs else "of second order"
@@ -298,6 +287,49 @@ def _refuse_derivatives(question: Question, by: Sequence[int], *, second: bool) 
             raise NotImplementedError(
                 f"{place} is a whole number and has no derivative: use integers"
             )
+
+
+def filled(question: Question, numbers: Sequence[Any]) -> Question:
+    """Returns the question with its missing numbers, which are checked if known."""
+    given = dict(zip(question.missing, numbers, strict=True))
+    return mapped(question, lambda where, value: given.get(where, value))
+
+
+def answered(question: Question) -> np.ndarray:
+    """Returns the result, float64 of the shape of all numbers."""
+    # JAX may wait for this result, so that using JAX here could deadlock.
+    with using_engine("numpy"):
+        if question.kind == RDP:
+            return curve(question)
+        ask, numbers = _ANSWERS[question.kind], question.numbers
+        found = ask(question.step, **numbers, method=question.option)
+        return np.asarray(found, np.float64)
+
+
+def rows_of(question: Question, words: Words, *missing: np.ndarray) -> list[np.ndarray]:
+    """Returns the result, (), and its derivatives by numbers, (i,) or (i, j)."""
+    places = question.missing
+    # JAX's threads flush subnormal rates to 0.
+    rates = [place.endswith(_RATE) for place in places]
+    pairs = zip(missing, rates, strict=True)
+    asked = filled(question, [_rounded_up(a, float) if up else a for a, up in pairs])
+    answer = answered(asked)
+    shape = answer.shape
+    found: dict[tuple[int, ...], np.ndarray] = {(): answer}
+    with using_engine("numpy"), np.errstate(all="ignore"):
+        for word in dict.fromkeys(filter(None, words)):
+            first, *second = ([places[i]] for i in word)
+            if not second:
+                found[word] = slope(asked, first, answer)
+                continue
+
+            def by_first(some: Question, first: Any = first) -> np.ndarray:
+                return slope(some, first, answered(some), by_bounds=False)
+
+            (by,) = second
+            scale = scale_of(by[0], asked.all_numbers[by[0]])
+            found[word] = difference(asked, by_first, scale, places=by, shape=shape)
+    return [found[word] for word in words]
 
 
 def _called_back(
@@ -370,39 +402,34 @@ def _rounded_up(value: np.ndarray, dtype: Any) -> np.ndarray:
 # --- Rényi divergences of large batches, compiled into the program ---
 
 
-def poisson_levels(step: OneStep) -> tuple[Poisson, ...]:
-    """Returns the levels of a step whose pair `poisson_pair` returns, else ()."""
+def poisson_numbers(step: Any) -> Any:
+    """Returns the rates above the protected unit, its own rate, and the noise.
+
+    None for a step whose dominating pair is not a function of Poisson rates alone.
+    """
     if not isinstance(step, GaussianStep) or step.clip_unit != step.privacy_unit:
-        return ()
+        return None
     if any((step.population, step.people, step.bands)):
-        return ()
+        return None
     if step.neighboring_relation not in ("add_remove", "zero_out"):
-        return ()
-    levels = getattr(step.design, "levels", ())
-    coins = tuple(level for level in levels if isinstance(level, Poisson))
-    is_level = step.privacy_unit in step.design.level_names
-    return coins if is_level and len(coins) == len(levels) else ()
-
-
-def poisson_pair(step: Any, xp: Any = np) -> SampledGaussianLoss:
-    """Returns the pair of a step that has `poisson_levels`; numbers may be traced."""
-    last = step.design.level_names.index(str(step.privacy_unit))
-    rates: list[Any] = [coin.sampling_probability for coin in poisson_levels(step)]
-    outer = math.prod(rates[:last], start=1.0)
-    return SampledGaussianLoss(
-        outer, rates[last], xp.divide(1.0, step.noise_multiplier)
-    )
+        return None
+    names, levels = step.design.level_names, getattr(step.design, "levels", ())
+    rates = [one.sampling_probability for one in levels if isinstance(one, Poisson)]
+    if step.privacy_unit not in names or not len(rates) == len(levels) == len(names):
+        return None
+    last = names.index(step.privacy_unit)
+    return rates[:last], rates[last], step.noise_multiplier
 
 
 def is_compiled(question: Question, words: Words = ((),)) -> bool:
     """Whether large batches of this question are compiled."""
     return (
-        question.kind == "rdp"
+        question.kind == RDP
         and engine_name() != "numpy"
-        and question.options["direction"] != "backward"
+        and question.option != "backward"
         and max(map(len, words)) < 2
-        and all(map(poisson_levels, parts_of(question.step)[0]))
-        and all(place.rpartition(".")[2] in _COMPILED for place in question.places)
+        and None not in map(poisson_numbers, parts_of(question.step)[0])
+        and all(place.rpartition(".")[2] in _COMPILED for place in question.missing)
     )
 
 
@@ -415,7 +442,7 @@ def _compiled(
     @jax.custom_batching.custom_vmap
     def call(*leaves: Array) -> tuple[Array, ...]:
         if math.prod(shape) < FEWEST:
-            asked = functools.partial(question.rows, words)
+            asked = functools.partial(rows_of, question, words)
             return _called_back(asked, words, shape, leaves)
         # The caller's settings must not affect this code.
         with jax.numpy_rank_promotion("allow"), jax.default_matmul_precision("highest"):
@@ -449,7 +476,7 @@ def _completed(question: Question, words: Words, *arrays: np.ndarray) -> np.ndar
     rows = every[:number]
     index = np.flatnonzero(np.isnan(rows).any(axis=0))
     some = question.of_some(shape, index)
-    rows[:, index] = some.rows(words, *every[number:, index])
+    rows[:, index] = rows_of(some, words, *every[number:, index])
     return rows.reshape(-1, *shape)
 
 
@@ -467,27 +494,28 @@ def divergences(
         number = xp.broadcast_to(xp.asarray(number, np.float64), shape)
         return xp.pad(number.reshape(-1), (0, -size % block), "edge")
 
-    def numbers(*leaves: Array) -> tuple[Array, list[Array], SampledGaussianLoss]:
-        given = dict(zip(question.places, leaves, strict=True))
-        step = mapped(question.step, lambda where, value: given.get(where, value))
-        parts, counts = parts_of(step)
-        losses = [poisson_pair(part, xp).map(flat) for part in parts]
-        fields = zip(*(loss.fields for loss in losses), strict=True)
-        loss = SampledGaussianLoss(*map(xp.stack, fields))
-        return flat({**question.known, **given}[ORDERS]), list(map(flat, counts)), loss
+    def asked_of(*leaves: Array) -> tuple[Array, Array, SampledGaussianLoss]:
+        asked = filled(question, leaves)
+        parts, counts = parts_of(asked.step)
+        fields = []
+        for part in parts:
+            outer, rate, noise = poisson_numbers(part)
+            numbers = math.prod(outer, start=1.0), rate, xp.divide(1.0, noise)
+            fields.append(map(flat, numbers))
+        loss = SampledGaussianLoss(*map(xp.stack, zip(*fields, strict=True)))
+        return flat(asked.orders), xp.stack([*map(flat, counts)]), loss
 
     def values(*leaves: Array) -> Array:
-        orders, counts, loss = numbers(*leaves)
+        orders, counts, loss = asked_of(*leaves)
         register_dataclasses(loss)
-        groups, options = (Group(loss, xp.stack(counts)),), {"direction": "forward"}
+        groups, options = (Group(loss, counts),), {"direction": "forward"}
         found, _ = renyi.rdp(orders, groups, on_lattice=True, block=block, **options)
         return found[:size].reshape(shape)
 
-    orders, _, loss = numbers(*leaves)
+    orders, _, loss = asked_of(*leaves)
     known = (orders > 1) & (orders < _LARGEST_ORDER)
-    ranges = {"outer_rate": _RATES, "rate": _RATES, "shift": _SHIFTS}
-    for name, (low, high) in ranges.items():
-        number = getattr(loss, name)
+    ranges = _RATES, _RATES, _SHIFTS
+    for number, (low, high) in zip(loss.fields, ranges, strict=True):
         known &= xp.all((number >= low) & (number <= high), axis=0)
     known = known[:size].reshape(shape)
     by = [i for (i,) in words[1:]]
@@ -502,6 +530,6 @@ def divergences(
     rows = (found, *slopes)
     known &= xp.isfinite(sum(rows)) & (found > 0)  # a result of 0 may have a kink
     for i in by:
-        if question.places[i].endswith("sampling_probability"):  # one-sided at the ends
+        if question.missing[i].endswith(_RATE):  # one-sided at the ends
             known &= 1 - leaves[i] >= LEAST_FROM_ONE
     return tuple(xp.where(known, row, np.nan) for row in rows)

@@ -12,7 +12,7 @@ import pytest
 import jaxdp_episodic as jde
 from designs import sampled
 from jaxdp_episodic.accountant.questions import calibration
-from jaxdp_episodic.accountant.questions.calibration import Targets
+from jaxdp_episodic.accountant.questions.calibration import Question
 
 # These tests are about the Rényi bounds.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
@@ -308,14 +308,14 @@ def test_the_shortest_epoch(kind: Any):
 
 
 def test_the_noise_that_is_returned_was_evaluated(monkeypatch):
-    plain, within = Targets.excess, []
+    plain, within = Question.answer_by, []
 
-    def excess(self, place, noise, *asked):
-        found = plain(self, place, noise, *asked)
-        within.extend(noise[found <= 0])
+    def answer_by(self, method):
+        found = plain(self, method)
+        within.extend(self.step.noise_multiplier[found.value <= self.epsilon])
         return found
 
-    monkeypatch.setattr(Targets, "excess", excess)
+    monkeypatch.setattr(Question, "answer_by", answer_by)
     ask = {"epsilon": 2.0, "delta": DELTA, "num_steps": 100}
     for method in ("rdp", "exact"):
         noise = sampled(np.array([1e-3, 0.1]), 1.0)
@@ -346,8 +346,8 @@ def test_the_error_of_an_exact_epsilon_is_added(monkeypatch):
 
 
 def test_a_coarse_tolerance_takes_fewer_evaluations(monkeypatch):
-    plain, asked = Targets.excess, []
-    monkeypatch.setattr(Targets, "excess", lambda *a: asked.append(a) or plain(*a))
+    plain, asked = Question.answer_by, []
+    monkeypatch.setattr(Question, "answer_by", lambda *a: asked.append(a) or plain(*a))
     noise_of(tolerance=1e-7)
     fine = len(asked)
     noise_of(tolerance=0.1)
@@ -380,14 +380,8 @@ def test_nothing_is_compiled_after_an_epsilon(caplog):
     [(0.01, 100, 7, "exact"), (0.5, 1000, 567, "exact"), (0.5, 1, 1, "pld")],
 )
 def test_noise_is_found_quickly(monkeypatch, rate, num_steps, most_draws, method):
-    asked = []
-    plain = Targets.excess
-
-    def excess(self, *changed):
-        asked.append(self.method)
-        return plain(self, *changed)
-
-    monkeypatch.setattr(Targets, "excess", excess)
+    plain, asked = Question.answer_by, []
+    monkeypatch.setattr(Question, "answer_by", lambda *a: asked.append(a) or plain(*a))
     step, run = sampled(rate, 1.0), {"num_steps": num_steps, "delta": 1e-5}
     jde.calibrate_noise_multiplier(step, epsilon=2.0, **run)
     usual_calls = len(asked)

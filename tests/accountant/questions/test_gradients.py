@@ -129,16 +129,16 @@ def test_no_loss_and_unknown_epsilon():
     # Epsilon is certified where draws of the unit overlap with nothing.
     step = jde.GaussianStep(poisson("a", 0.1), noise_multiplier=0.1)
     names = "noise_multiplier", "a.sampling_probability"
-    _, gradient = jde.epsilon_and_gradient(step, delta=DELTA, num_steps=30, wrt=names)
+    wrt = *names, "num_steps"
+    _, gradient = jde.epsilon_and_gradient(step, delta=DELTA, num_steps=30, wrt=wrt)
+    assert np.isnan(gradient["num_steps"])  # certified ends have whole counts
 
     def of_hits(x: float, p: float) -> float:
         log_rates = np.log([p, 1 - p])
         return little_noise.epsilon_of_hits(DELTA, 30, p, 1 / x, *log_rates)
 
-    for name, function in (
-        (names[0], lambda x: of_hits(x, 0.1)),
-        (names[1], lambda p: of_hits(0.1, p)),
-    ):
+    functions = (lambda x: of_hits(x, 0.1)), (lambda p: of_hits(0.1, p))
+    for name, function in zip(names, functions, strict=True):
         assert gradient[name] == pytest.approx(difference(function, 0.1), rel=1e-3)
 
 

@@ -18,8 +18,10 @@ from scipy.stats import binom, norm
 import jaxdp_episodic as jde
 from designs import difference
 from jaxdp_episodic import traced
+from jaxdp_episodic.accountant.describe.spec import mapped
+from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.questions import dominating_pair, traced as in_jax
-from jaxdp_episodic.accountant.questions.gradients import Question
+from jaxdp_episodic.accountant.questions.calibration import Question
 
 DELTA = 1e-5
 
@@ -245,6 +247,11 @@ def rdp(module: Any, noise: Any, order: Any) -> Any:
     return module.rdp(step(noise), order)
 
 
+def of_release(module: Any, own: Any, lost: Any, epsilon: Any) -> Any:
+    """Names of its numbers are names of the question's, too."""
+    return module.delta(jde.ApproximateDP(own, lost), epsilon=epsilon, num_steps=1)
+
+
 def epsilon_by(method: str) -> Any:
     def ask(module: Any, noise: Any, rate: Any, delta: Any) -> Any:
         asked = {"delta": delta, "num_steps": 1, "method": method}
@@ -260,8 +267,9 @@ def epsilon_by(method: str) -> Any:
         (epsilon_by("rdp"), (0.8, 0.01, DELTA)),
         (delta, (0.8, 0.5)),
         (rdp, (0.8, 4.0)),
+        (of_release, (0.5, 0.01, 0.2)),
     ],
-    ids=["exact", "rdp", "delta", "curve"],
+    ids=["exact", "rdp", "delta", "curve", "release"],
 )
 def test_derivatives_by_every_argument(ask, at) -> None:
     by = tuple(range(len(at)))
@@ -482,13 +490,13 @@ def divergence(noise: Any, rate: Any = 0.01, order: Any = 8.0) -> Any:
 @pytest.fixture
 def host(monkeypatch):
     """Compiles batches of five; the shapes of the host's callbacks."""
-    calls, known = [], Question.rows
+    calls, known = [], in_jax.rows_of
 
-    def counted(self, words, *given):
+    def counted(question, words, *given):
         calls.append(np.shape(given[-1]))
-        return known(self, words, *given)
+        return known(question, words, *given)
 
-    monkeypatch.setattr(Question, "rows", counted)
+    monkeypatch.setattr(in_jax, "rows_of", counted)
     monkeypatch.setattr(in_jax, "FEWEST", len(FIVE))
     with jax.enable_x64(True):
         yield calls
@@ -541,7 +549,8 @@ def test_settings_answered_by_the_host(
     kind, one, option, engine, monkeypatch, request
 ) -> None:
     monkeypatch.setenv("JAXDP_EPISODIC_ENGINE", engine)
-    question = Question(kind, one, {}, ("noise_multiplier",), {"direction": option})
+    one = mapped(one, lambda where, x: ... if "noise" in where else x, checked=False)
+    question = Question(kind=kind, step=one, option=option)
     compiled = request.node.callspec.id == "compiled"
     for words in (((),), ((), (0,))):
         assert in_jax.is_compiled(question, words) == compiled
@@ -569,12 +578,10 @@ def test_the_compiled_pair_equals_the_theorems() -> None:
         levels(0.2, 0.3, 0.4, clip_unit="class", privacy_unit="class"),
         levels(0.2, 0.3, clip_unit="school", privacy_unit="school"),
     ):
-        assert in_jax.poisson_levels(one)
         true = dominating_pair.dominating_pair(one)
-        pair = in_jax.poisson_pair(one)
-        assert type(true) is type(pair)
-        fields = zip(pair.fields, true.fields, strict=True)
-        assert all(np.all(a == np.squeeze(b)) for a, b in fields)
+        outer, rate, noise = in_jax.poisson_numbers(one)
+        assert isinstance(true, SampledGaussianLoss)
+        assert (np.prod(outer), rate, 1 / noise) == tuple(map(np.squeeze, true.fields))
     tree = jde.Population.from_sizes([[30, 12], [11, 40]])
     coins = levels(0.2, 0.3, clip_unit="school", privacy_unit="school")
     sized = jde.MultistageSampling(
@@ -588,7 +595,7 @@ def test_the_compiled_pair_equals_the_theorems() -> None:
         jde.LaplaceRelease(1.0, sampling_probability=0.2),
         dataclasses.replace(coins, sampling=sized),
     ):
-        assert in_jax.poisson_levels(one) == ()
+        assert in_jax.poisson_numbers(one) is None
 
 
 @pytest.mark.slow
@@ -612,9 +619,9 @@ def test_derivatives_of_compiled_divergences(host, monkeypatch) -> None:
 @pytest.mark.few(1)
 def test_the_program_lowers_for_devices() -> None:
     """Exported for CUDA and TPU with a derivative; needs no device."""
-    options = {"direction": "both"}
-    question = Question(
-        "rdp", step(1.0), {"orders": 3.0}, ("noise_multiplier",), options
+    question = Question(kind="rdp", step=step(1.0), orders=3.0, option="both")
+    question = mapped(
+        question, lambda where, x: ... if "noise" in where else x, checked=False
     )
 
     def program(noise: Any) -> Any:

@@ -33,6 +33,9 @@ _LARGEST_EPSILON = 64.0  # nats; m guesses prove log(m / 3) at most, docs/audit.
 _BISECTIONS = 60  # of [0, 64], to a width of 6e-17
 # Most thresholds that are tried for an event.
 _MOST_THRESHOLDS = 2000
+_delta = _validation.reals("lie in [0, 1)", lambda a: (a >= 0) & (a < 1))
+_error = _validation.reals("lie in (0, 1/2]", lambda a: (a > 0) & (a <= 0.5))
+_confidence = _validation.reals("lie in [0.5, 1)", lambda a: (a >= 0.5) & (a < 1))
 
 FORWARD = "forward"
 BACKWARD = "backward"
@@ -108,8 +111,7 @@ def clopper_pearson(
             f"successes must be at most trials, and these at most {MOST_TRIALS:,}, "
             f"got {successes!r} of {trials!r}"
         )
-    if not 0 < error <= 0.5:
-        raise ValueError(f"error must lie in (0, 1/2], got {error!r}")
+    _validation.one("error", error, _error)
     # For k = 0 and k = n the results are replaced below; the arguments must be > 0.
     low = special.betaincinv(np.maximum(k, 0.5), n - k + 1, error) * (1 - _OUTWARD)
     high = special.betainccinv(k + 1, np.maximum(n - k, 0.5), error) * (1 + _OUTWARD)
@@ -132,8 +134,7 @@ def log_ratio_bound(
             raise ValueError(
                 f"{name} must be at most num_draws, {num_draws:,}, got {counts}"
             )
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta must lie in [0, 1), got {delta!r}")
+    _validation.one("delta", delta, _delta)
     low, _ = clopper_pearson(hits, num_draws, error=0.5 * error)
     _, high = clopper_pearson(false_hits, num_draws, error=0.5 * error)
     return np.log(np.maximum(low - delta, high) / high)
@@ -165,6 +166,8 @@ def score_bounds(
         )
     if any(np.isnan(scores).any() for scores in (*choice, *counted)):
         raise ValueError("scores must not be NaN")
+    check_confidence(confidence)
+    _validation.whole_number("the number of deltas", len(deltas))
     number, error = len(counted[0]), (1 - confidence) / len(deltas)
     # False hits are estimated with one more, as events without any seem too good.
     scale = number / len(choice[0])
@@ -197,8 +200,7 @@ def score_bounds(
 
 def check_confidence(confidence: float) -> None:
     """Refuses a confidence outside [0.5, 1)."""
-    if not 0.5 <= confidence < 1:
-        raise ValueError(f"confidence must lie in [0.5, 1), got {confidence!r}")
+    _validation.one("confidence", confidence, _confidence)
 
 
 class Guesses(NamedTuple):
@@ -263,6 +265,8 @@ def one_run_p_value(
     m = whole("num_canaries", num_canaries)
     r = whole("num_guesses", num_guesses, minimum=0, maximum=m)
     v = whole("num_correct", num_correct, minimum=0, maximum=r)
+    epsilon = _validation.one("epsilon", epsilon, _validation.nonnegative_array)
+    delta = _validation.one("delta", delta, _validation.probability_array)
     chance, trials = np.asarray(1 / (1 + np.exp(-epsilon))), np.asarray(float(r))
     if v == 0:
         return 1.0
@@ -293,8 +297,7 @@ def one_run_epsilon(
       ValueError: a number out of range.
     """
     check_confidence(confidence)
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta must lie in [0, 1), got {delta!r}")
+    _validation.one("delta", delta, _delta)
 
     def disproved(epsilon: float) -> bool:
         p_value = one_run_p_value(
@@ -334,14 +337,12 @@ def best_guesses(
     Returns:
       The guesses with the largest lower bound.
     """
-    scores, is_in = np.asarray(scores, np.float64), np.asarray(is_in)
+    scores, is_in = _validation.real_array("scores", scores), np.asarray(is_in)
     if is_in.dtype != bool or scores.shape != is_in.shape or scores.ndim != 1:
         raise ValueError(
             "scores and is_in must be numbers and booleans of one shape (m,), got "
             f"shapes {scores.shape} and {is_in.shape} ({is_in.dtype})"
         )
-    if np.isnan(scores).any():
-        raise ValueError("scores must not be NaN")
     check_confidence(confidence)
     number = len(scores)
     order = np.argsort(scores, kind="stable")

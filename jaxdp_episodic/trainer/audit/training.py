@@ -262,8 +262,7 @@ def audit_run(
         for method in ("rdp", "exact")
     )
     guesses = best_guesses(scores, is_in, delta=delta, confidence=confidence)
-    unit = str(step.privacy_unit)
-    return TrainingAudit(kind, unit, steps, by_rdp, exactly, guesses)
+    return TrainingAudit(kind, str(step.privacy_unit), steps, by_rdp, exactly, guesses)
 
 
 def audit_steps(

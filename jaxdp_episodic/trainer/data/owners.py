@@ -226,10 +226,7 @@ class PeopleStatistics(NamedTuple):
 
 def owner_of_name(pattern: str) -> Callable[[str], str | None]:
     r"""Returns the function from a path to the owner given in its file name."""
-    if not isinstance(pattern, str):
-        raise TypeError(
-            f"owner must be a regular expression, got {_validation.shown(pattern)}"
-        )
+    _validation.instance("owner", pattern, str, "a regular expression")
     pattern = _NAMED.get(pattern, pattern)
     try:
         # A warning means that the pattern may change its meaning in a later Python.

@@ -101,6 +101,7 @@ def truncated(
 
 def owners_of(table: ExampleTable) -> Owners:
     """Returns the owners of a table, or raises."""
+    _validation.instance("table", table, ExampleTable, "an ExampleTable")
     if table.owners is None:
         raise ValueError(
             "data must name the owner of each example, because the guarantee protects "
@@ -131,8 +132,7 @@ def _kept(
     table: ExampleTable, owners: Owners, bounds: PersonBounds, *, refuse: bool
 ) -> np.ndarray:
     """Returns (R,) bool: the examples to keep. Bounds are applied from the top down."""
-    if not isinstance(bounds, PersonBounds):
-        raise TypeError(f"bounds must be PersonBounds, got {_validation.shown(bounds)}")
+    _validation.instance("bounds", bounds, PersonBounds, "PersonBounds")
     depth = len(table.level_names)
     if depth > len(BOUNDS):
         raise NotImplementedError(

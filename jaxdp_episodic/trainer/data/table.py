@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import ORIGINAL
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.files.column_folder import StoredColumn
@@ -122,6 +123,8 @@ class ExampleTable:
     originals: Owners | None = None
 
     def __post_init__(self) -> None:
+        _validation.instance("population", self.population, Population, "a Population")
+        _validation.flag("has_public_units", self.has_public_units)
         number = self.population.num_units(self.population.num_levels)
         for name in ("features", "targets", "owners", "originals"):
             one = getattr(self, name)

@@ -96,7 +96,9 @@ class PrivateGradient:
         With coefficients each call uses the sums of earlier calls, until `forget`.
 
     Raises:
-      ValueError: another noise, or coefficients that cannot be decoded.
+      TypeError: an argument of the wrong type.
+      ValueError: another noise, no device, no units at once, or coefficients that
+        cannot be decoded.
     """
 
     def __init__(
@@ -109,22 +111,26 @@ class PrivateGradient:
         clipping: ClippingConfig | None = None,
         coefficients: Sequence[float] | None = None,
     ) -> None:
-        _validation.choice("noise", noise, NOISES)
-        self._kind = noise
+        self._kind = _validation.choice("noise", noise, NOISES)
         self._is_discrete = noise == DISCRETE
+        kinds, words = ClippingConfig | None, "a ClippingConfig"
+        _validation.instance("clipping", clipping, kinds, words)
         self.clipping = clipping or ClippingConfig(kind=FIXED)
         self._bands = None
         if coefficients is not None:
             self._bands = BandMemory(coefficients, is_discrete=self._is_discrete)
         self._longer = 1.0 if self._bands is None else self._bands.norm
         self._processes = all_processes()
-        chosen = list(devices) if devices is not None else jax.local_devices()[:1]
+        chosen = jax.local_devices()[:1] if devices is None else list(devices)
+        _validation.whole_number("the number of devices", len(chosen))
+        for one in chosen:
+            _validation.instance("devices", one, jax.Device, "JAX devices")
         self._mesh = Mesh(np.array(chosen), (_AXIS,))
         self._by_row = NamedSharding(self._mesh, PartitionSpec(_AXIS))
         self._everywhere = NamedSharding(self._mesh, PartitionSpec())
-        at_once = 1 if self._is_discrete else units_at_once
+        at_once = _validation.whole_number("units_at_once", units_at_once)
         normalizes = self.clipping.kind == NORMALIZE
-        settings = at_once, self._is_discrete, normalizes
+        settings = 1 if self._is_discrete else at_once, self._is_discrete, normalizes
         self._add = _compiled_sum(loss, self._mesh, *settings)
 
     def on_devices(self, state: Any) -> Any:
@@ -226,11 +232,9 @@ class PrivateGradient:
             discrete_noise.check_rows(rows, self._processes.count)
         drawn = None
         if self._processes.is_first:
-            if not isinstance(noise, Noise):
-                raise TypeError(
-                    f"noise must be made by PrivateGradient.noise, got {type(noise)}"
-                )
-            drawn = noise.use(self._kind, multiplier, self._shapes(params))
+            words = "made by PrivateGradient.noise"
+            own: Noise = _validation.instance("noise", noise, Noise, words)
+            drawn = own.use(self._kind, multiplier, self._shapes(params))
         return self._noised(params, blocks, drawn, norm, divisor, self._bands)
 
     def try_out(
@@ -273,8 +277,8 @@ class PrivateGradient:
             )
         released = self._released(totals.gradient, drawn, float(clip), divisor, bands)
         leaves = [x.astype(clip.dtype) for x in released]
-        gradient = jax.tree.unflatten(jax.tree.structure(params), leaves)
-        gradient = self.on_devices(gradient)
+        tree = jax.tree.structure(params)
+        gradient = self.on_devices(jax.tree.unflatten(tree, leaves))
         if share is not None or rise is not None:
             gradient = Released(gradient, share, rise)
         units = np.maximum(totals.units, 1.0)
@@ -411,12 +415,8 @@ def _summer(
         return jax.tree.map(jnp.add, totals, added)
 
     everywhere, by_row = PartitionSpec(), PartitionSpec(_AXIS)
-    return jax.shard_map(
-        share,
-        mesh=mesh,
-        in_specs=(everywhere, everywhere, by_row, everywhere),
-        out_specs=everywhere,
-    )
+    ins = everywhere, everywhere, by_row, everywhere
+    return jax.shard_map(share, mesh=mesh, in_specs=ins, out_specs=everywhere)
 
 
 def _zero_totals(params: Any, is_discrete: bool) -> Totals:

@@ -59,14 +59,9 @@ class Processes:
         mesh = Mesh(np.array([firsts[i] for i in range(self.count)]), (_AXIS,))
         self._device = firsts[self.index]
         self._by_process = NamedSharding(mesh, PartitionSpec(_AXIS))
-        self._summed = jax.jit(
-            jax.shard_map(
-                _summed,
-                mesh=mesh,
-                in_specs=PartitionSpec(_AXIS),
-                out_specs=PartitionSpec(),
-            )
-        )
+        one, same = PartitionSpec(_AXIS), PartitionSpec()
+        summed = jax.shard_map(_summed, mesh=mesh, in_specs=one, out_specs=same)
+        self._summed = jax.jit(summed)
 
     @property
     def is_first(self) -> bool:

@@ -43,6 +43,7 @@ ABSENT = -1e9  # logit of a class without support; its softmax is 0
 # phosphor icons were held back (experiments/kinds_of_data.py).
 _LOGITS_WEIGHT = 0.1
 _SHORT = 1e-6  # embeddings of norm far below this are not scaled to norm 1
+_function = functools.partial(_validation.instance, kinds=Callable, words="a function")
 _positive = functools.partial(_validation.one, check=_validation.positive_array)
 
 
@@ -74,6 +75,7 @@ class ProtoNet:
     is_regression: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        _function("apply", self.apply)
         _validation.whole_number("ways", self.ways)
         _validation.choice("distance", self.distance, DISTANCES)
         _positive("temperature", self.temperature)
@@ -170,6 +172,9 @@ class MAML:
     task_loss: str = CROSS_ENTROPY
 
     def __post_init__(self) -> None:
+        _function("apply", self.apply)
+        _validation.flag("first_order", self.first_order)
+        _validation.flag("checkpoint", self.checkpoint)
         _validation.whole_number("inner_steps", self.inner_steps)
         _positive("inner_learning_rate", self.inner_learning_rate)
         _validation.choice("task_loss", self.task_loss, LOSSES)
@@ -259,6 +264,7 @@ class Supervised:
     couples_examples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        _function("apply", self.apply)
         _validation.choice("task_loss", self.task_loss, LOSSES)
 
     @property
@@ -445,6 +451,7 @@ class BayesianRegression:
     is_regression: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        _function("apply", self.apply)
         _validation.whole_number("rank", self.rank)
 
     def initial(

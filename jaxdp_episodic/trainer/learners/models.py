@@ -24,6 +24,7 @@ from flax import linen, nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.trainer.config.training_parts import (
     FILM,
@@ -324,11 +325,7 @@ def parted(
     params: Any, is_part: Callable[[tuple[Any, ...]], bool]
 ) -> tuple[Any, Callable[[Any], Any]]:
     """Returns the part of nested dictionaries at some paths, and how to put it back."""
-    if not isinstance(params, Mapping):
-        raise TypeError(
-            "params must be nested dictionaries to be split by paths, got a "
-            f"{type(params).__name__}"
-        )
+    _validation.instance("params", params, Mapping, "nested dictionaries")
     flat = flatten_dict(params, keep_empty_nodes=True)
     part = {path: leaf for path, leaf in flat.items() if is_part(path)}
     return unflatten_dict(part), lambda new: unflatten_dict(flat | flatten_dict(new))
@@ -563,10 +560,7 @@ def film(module: nnx.Module, *, head: str | None = "head") -> Any:
       TypeError: not an NNX module.
       ValueError: no such attribute, or nothing to scale.
     """
-    if not isinstance(module, nnx.Module):
-        raise TypeError(
-            f"module must be a flax.nnx.Module, got a {type(module).__name__}"
-        )
+    _validation.instance("module", module, nnx.Module, "a flax.nnx.Module")
     if head is not None and not isinstance(getattr(module, head, None), nnx.Module):
         raise ValueError(
             f"head must name the attribute with the module's last layer, got {head!r}"

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array
 
@@ -70,10 +69,10 @@ def noise_corrected_adam(
       ValueError: a floor that is not positive and finite.
       TypeError: a floor that is not a number, or an update without ``noise_deviation``.
     """
-    least = _validation.positive_array("floor", floor)
-    if least.ndim or not np.isfinite(least):
-        raise ValueError(f"floor must be a finite number > 0, got {floor!r}")
-    least, adam = float(least), optax.scale_by_adam(b1, b2)
+    least = _validation.one("floor", floor, _validation.positive_array)
+    for name, value in {"b1": b1, "b2": b2, "eps": eps}.items():
+        _validation.one(name, value, _validation.nonnegative_array)
+    adam = optax.scale_by_adam(b1, b2)
 
     def update(
         updates: Any, state: Any, params: Any = None, **others: Any

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp_episodic._validation import prefixed
+from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     PeopleBlocks,
@@ -101,8 +101,7 @@ class AdaptiveTrainer(Trainer):
         checks: Mapping[str, PrivateValidation] = MappingProxyType({}),
         **arguments: Any,
     ) -> None:
-        if not isinstance(budget, AdaptiveBudget):
-            raise TypeError(f"budget must be an AdaptiveBudget, got {type(budget)}")
+        _validation.instance("budget", budget, AdaptiveBudget, "an AdaptiveBudget")
         more = {"rule": rule, "checks": checks, **arguments}
         super().__init__(learner, params, data=data, budget=budget, **more)
 
@@ -393,7 +392,7 @@ def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
     if isinstance(noise, NoiseConfig) and noise.bands == AUTO:
         target = {"epsilon": config.epsilon, "delta": config.delta}
         how = {"horizon": noise.horizon, "level": noise.groups, "before": before}
-        with prefixed("noise"):
+        with _validation.prefixed("noise"):
             step = choose_bands(step, num_steps=config.num_steps, **target, **how).step
     number = 0 if config.learner.kind in CLOSED_FORM else config.num_steps
     return _planned(config, step, number, before)
@@ -488,7 +487,7 @@ def budget_of(
         noise_multiplier=None,
         clip_unit=None if is_classifier else config.step.clip_unit,
     )
-    with prefixed("adaptive.check"):
+    with _validation.prefixed("adaptive.check"):
         held_out = load(stated.split)
         # Not a replaced config: a classifier's refuses steps of episodes.
         check = config.step_on(held_out.population, like)
@@ -496,7 +495,7 @@ def budget_of(
     if stated.apart:
         check = _planned(config, check, stated.number).step
         runs.append(AdaptiveRun({CHECK: check}, quotas={CHECK: stated.number}))
-    with prefixed("adaptive.check"):
+    with _validation.prefixed("adaptive.check"):
         validation = PrivateValidation(
             held_out,
             runs[-1].options[CHECK],

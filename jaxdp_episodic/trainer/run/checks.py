@@ -63,6 +63,8 @@ _BETTER = 1.1  # least factor of the share at which another setting is recommend
 
 def check_data(step: GaussianStep, data: ExampleTable) -> None:
     """Refuses data of another population, types or owners than the step needs."""
+    _validation.instance("step", step, GaussianStep, "a GaussianStep")
+    _validation.instance("data", data, ExampleTable, "an ExampleTable")
     if step.population is not None and step.population != data.population:
         raise ValueError(
             "budget must be planned for the step with population=data.population (or "
@@ -303,9 +305,7 @@ def checked_clipping(
     """Returns the clipping; refuses a normalizer by which a count would be no share."""
     if clipping is None:
         return ClippingConfig(kind=FIXED)
-    if not isinstance(clipping, ClippingConfig):
-        shown = _validation.shown(clipping)
-        raise TypeError(f"clipping must be a ClippingConfig, got {shown}")
+    _validation.instance("clipping", clipping, ClippingConfig, "a ClippingConfig")
     mean = sampler.expected_units
     if clipping.counts and budget.takes_steps and mean_units_are_public(budget.step):
         if not mean / _FACTOR <= normalizer <= _FACTOR * mean:

@@ -205,6 +205,7 @@ class Evaluation:
         for name, value in given.items():
             _validation.whole_number(name, value)
         _validation.whole_number("num_episodes", num_episodes, minimum=2)
+        _validation.instance("data", data, ExampleTable, "an ExampleTable")
         if ways is None and data.targets is None:
             raise ValueError("data must have targets for regression, got none")
         names, counts = data.level_names, data.population.children_counts
@@ -407,13 +408,13 @@ class PrivateValidation:
         fixed: bool = False,
         noise: str = DISCRETE,
     ) -> None:
+        checks.check_data(step, data)
         if epoch_scheme(step.design) is not None or step.bands is not None:
             raise NotImplementedError(
                 "a validation in epochs or with bands is not covered: a single step of "
                 "an epoch has no guarantee of its own, and groups take turns; sample "
                 "at every call (Poisson, WithoutReplacement)"
             )
-        checks.check_data(step, data)
         self.step, self.data, self.shots = step, data, shots
         _validation.whole_number("shots", shots)
         self.noise = _validation.choice("noise", noise, NOISES)

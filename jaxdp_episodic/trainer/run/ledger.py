@@ -26,6 +26,7 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
+    PrivacyBudget,
     SpentAhead,
     public_budget,
 )
@@ -332,11 +333,11 @@ def ask_rule(rule: Any, run: Any) -> str | None:
 
 def check_rule(budget: Any, rule: Any, checks: Mapping[str, Any]) -> None:
     """Refuses a rule without an adaptive budget, and such a budget without a rule."""
-    adapts = isinstance(budget, AdaptiveBudget)
-    if adapts and not callable(rule):
+    if not isinstance(budget, AdaptiveBudget):
+        kind = PrivacyBudget if rule is None and not checks else AdaptiveBudget
+        _validation.instance("budget", budget, kind, f"of type {kind.__name__}")
+    elif not callable(rule):
         raise TypeError(f"rule must be a function, got {_validation.shown(rule)}")
-    if not adapts and (rule is not None or checks):
-        raise TypeError(f"budget must be an AdaptiveBudget, got {type(budget)}")
 
 
 def scores_in(

@@ -348,9 +348,6 @@ class GradientStep(Mechanism):
         clipping = checks.checked_clipping(
             parts.clipping, self.normalizer, budget, sampler
         )
-        number = len(parts.devices) * parts.processes.count
-        rows = checks.rows_a_device(parts.block_size, sampler, number, parts.noise)
-        self._block_size = rows * len(parts.devices)
         self._is_taken = budget.takes_steps
         first, self._bands, coefficients = len(budget.before) + 1, step.bands, None
         if step.bands is not None:
@@ -365,6 +362,9 @@ class GradientStep(Mechanism):
             noise=parts.noise,
             coefficients=coefficients,
         )
+        number = len(parts.devices) * parts.processes.count
+        rows = checks.rows_a_device(parts.block_size, sampler, number, parts.noise)
+        self._block_size = rows * len(parts.devices)
         self.noise_multiplier = self.gradient.checked_noise(step.noise_multiplier)
         self._deviation = self.noise_multiplier * longest(clipping) / self.normalizer
         self._bounds = clipping.bounds(parts.l2_clip_norm)
@@ -584,9 +584,8 @@ def check_checks(
             f"{sorted(checked)}"
         )
     for name, one in checked.items():
-        if not isinstance(one, PrivateValidation):
-            shown = _validation.shown(one)
-            raise TypeError(f"check {name!r} must be a PrivateValidation: {shown}")
+        what = f"check {name!r}"
+        _validation.instance(what, one, PrivateValidation, "a PrivateValidation")
         if one.step != budget.options[name]:
             raise ValueError(
                 f"check {name!r} must have the step of the budget's option, got "

@@ -6,7 +6,7 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -131,6 +131,7 @@ class Trainer:
         norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
         params, keys = jax.tree.map(jnp.asarray, params), Keys(seed)
         check_finite(params, 0)
+        _validation.instance("start", start, PrivateStatistics | None, "statistics")
         check_rule(budget, rule, checks)
         self._rule, self.checks = rule, dict(checks)
         self.has_private_scores = bool(checks)
@@ -366,10 +367,8 @@ class Trainer:
 
     def close(self) -> None:
         """Saves the state and closes the file that `step` opened, if any."""
-        with self._one_at_a_time():
-            if self._by_hand is not None:
-                with self._by_hand:
-                    self._by_hand = None
+        with self._one_at_a_time(), self._by_hand or nullcontext():
+            self._by_hand = None
 
     def _step(self, prepared: PreparedStep | None) -> dict[str, Any]:
         """Charges the next step, releases it, and applies the release to the state."""

@@ -77,7 +77,6 @@ def test_relations_must_agree():
         (lambda: jde.ZeroConcentratedDP(np.nan), "rho must not be NaN"),
         (lambda: jde.ZeroConcentratedDP(1, is_gaussian=1), "must be true or false"),
     ],
-    ids=range(8),
 )
 def test_bad_values_are_refused(make, message):
     with pytest.raises((ValueError, TypeError), match=message):

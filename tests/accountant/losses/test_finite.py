@@ -97,7 +97,6 @@ def epsilon_of(one, two, delta):
         jde.DiscreteLaplaceRelease(0.5, sensitivity=3),
         jde.DiscreteLaplaceRelease(0.7, sensitivity=4, sampling_probability=0.2),
     ],
-    ids=range(5),
 )
 def test_one_release(release):
     one, two = outcomes(release)

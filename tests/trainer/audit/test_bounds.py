@@ -18,6 +18,7 @@ from jaxdp_episodic.trainer.audit.bounds import (
     log_ratio_bound,
     one_run_epsilon,
     one_run_p_value,
+    score_bounds,
 )
 
 
@@ -149,17 +150,19 @@ def ratio(hits, false_hits, *, delta=0.0, error=0.05):
         (lambda: ratio(5, 1_001), "^false_hits must be at most"),
         (lambda: ratio(5.7, 0), "^successes must"),
         (lambda: ratio(5, 0, delta=1.0), "^delta must lie in"),
-        (lambda: ratio(5, 0, delta=math.nan), "^delta must lie in"),
+        (lambda: ratio(5, 0, delta=math.nan), "^delta must not be NaN"),
         (lambda: one_run_epsilon(10, 11, 5, delta=1e-5), "num_guesses"),
         (lambda: one_run_epsilon(10, 5, 6, delta=1e-5), "num_correct"),
         (lambda: one_run_epsilon(0, 0, 0, delta=1e-5), "num_canaries"),
+        (lambda: best_guesses([0.0, math.nan], np.arange(2) > 0, delta=0.0), "NaN"),
+        (lambda: one_run_p_value(9, 5, 4, epsilon=-1.0, delta=0.0), "^epsilon must be"),
         (
-            lambda: best_guesses(np.array([0.0, np.nan]), np.arange(2) > 0, delta=0.0),
-            "NaN",
+            lambda: one_run_p_value(9, 5, 4, epsilon=1.0, delta=2.0),
+            "^delta must lie in",
         ),
+        (lambda: score_bounds(*2 * [(np.ones(9),) * 2], []), "^the number of deltas"),
         (lambda: best_guesses(np.zeros(2), np.zeros(2), delta=0.0), "booleans"),
     ],
-    ids=range(13),
 )
 def test_bad_numbers_are_refused(call, complaint):
     with pytest.raises(ValueError, match=complaint):

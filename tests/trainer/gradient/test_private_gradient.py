@@ -231,6 +231,8 @@ def test_noise_is_one_stream_of_the_key_for_every_draw():
 
 # --- Bad input ---
 
+MADE = {"devices", "units_at_once", "clipping"}
+
 
 @pytest.mark.parametrize(
     "changes, error, message",
@@ -244,18 +246,17 @@ def test_noise_is_one_stream_of_the_key_for_every_draw():
         ({"key": bytes(16)}, ValueError, "key must have 32 bytes, got 16"),
         ({"blocks": []}, ValueError, "blocks must not be empty"),
         ({"blocks": [rows(np.zeros((0, 2)))]}, ValueError, "rows of a block"),
+        ({"devices": []}, ValueError, "number of devices must be a whole .* got 0"),
+        ({"devices": "cpu"}, TypeError, "devices must be JAX devices, got 'c'"),
+        ({"units_at_once": "a"}, TypeError, "units_at_once must be a number"),
+        ({"clipping": 1.0}, TypeError, "clipping must be a ClippingConfig, got 1.0"),
     ],
 )
 def test_bad_input(changes, error, message):
-    arguments = {
-        "blocks": [rows(np.ones((2, 2)))],
-        "key": KEY,
-        "l2_clip_norm": 1.0,
-        **PLAIN,
-        **changes,
-    }
+    given = {"blocks": [rows(np.ones((2, 2)))], "l2_clip_norm": 1.0, **PLAIN, **changes}
+    made = {name: given.pop(name) for name in MADE & changes.keys()}
     with pytest.raises(error, match=message):
-        noised(Gradient(linear_loss), jnp.zeros(2), **arguments)
+        noised(Gradient(linear_loss, **made), jnp.zeros(2), **given)
 
 
 # --- Noise is used once ---

@@ -382,10 +382,11 @@ def bayes(**change):
         (lambda: MAML(linear, inner_learning_rate=np.nan), "inner_learning_rate"),
         (lambda: MAML(linear, inner_learning_rate=[1, 2]), "rate must be one number"),
         (lambda: MAML(linear, task_loss="cross_entropi"), "mean 'cross_entropy'"),
+        (lambda: MAML(linear, first_order="a"), "first_order must be true or false"),
+        (lambda: MAML("linear"), "apply must be a function, got 'linear'"),
         (lambda: bayes(rank=0), "rank"),
         (lambda: bayes(loss="cross_entropy"), "loss must be 'squared_error'"),
     ],
-    ids=range(10),
 )
 def test_bad_settings(make, message):
     with pytest.raises((TypeError, ValueError), match=message):

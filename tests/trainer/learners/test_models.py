@@ -251,7 +251,7 @@ def test_networks_without_film_layers_are_refused():
     for module, given, message in (
         (Pretrained(nnx.Rngs(0)), {}, "head must name the attribute .*'head'"),
         (nnx.Linear(2, 2, rngs=nnx.Rngs(0)), {"head": None}, "besides its head"),
-        ({}, {}, "must be a flax.nnx.Module, got a dict"),
+        ({}, {}, "must be a flax.nnx.Module, got {}"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             models.film(module, **given)

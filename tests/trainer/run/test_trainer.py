@@ -204,10 +204,12 @@ def test_the_divisor_must_be_public():
         ({"shots": 3}, "shots must be less than"),
         ({"block_size": 0}, "block_size must be a whole number >= 1"),
         ({"seed": -1}, "seed must be a whole number >= 0"),
+        ({"devices": []}, "the number of devices must be a whole number >= 1"),
+        ({"start": []}, "start must be statistics"),
     ],
 )
 def test_bad_input(changes, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         trainer(**changes)
 
 

@@ -13,7 +13,6 @@ number.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -23,10 +22,9 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import call_in_float64
 from jaxdp_episodic.accountant.describe.spec import ByValue, set_checked
-from jaxdp_episodic.accountant.numerics.special import log_saturating_tail, polynomial
+from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
+from jaxdp_episodic.accountant.numerics.special import SMALL, small_exp_remainder
 
-# Taylor coefficients of e^x - 1 - x for |x| <= 1/2: the next term is < 1e-19.
-_REMAINDER = np.array([0.0, 0.0] + [1 / math.factorial(k) for k in range(2, 18)])
 _TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -143,12 +141,10 @@ class Gaussian(Mechanism):
     def _delta(self, epsilon: np.ndarray) -> np.ndarray:
         """``Phi(s/2 - eps/s) - e^eps Phi(-s/2 - eps/s)`` with ``s = 1/sigma``."""
         shift = 1 / self._value
-        regular = (shift > 0) & np.isfinite(shift) & np.isfinite(epsilon)
-        s = np.where(regular, shift, 1.0)
-        t = np.where(regular, epsilon, 0.0) / s - s / 2
-        delta = np.minimum(np.exp(log_saturating_tail(t, s)), 1.0)
-        limit = np.where(np.isinf(shift), 1.0, 0.0)
-        return np.where(regular, _round_up(delta, regular), limit)
+        delta = np.exp(log_gaussian_profile(*np.broadcast_arrays(shift, epsilon)))
+        # Only without noise is the loss infinite.
+        positive = (shift > 0) & (np.isfinite(epsilon) | np.isinf(shift))
+        return _round_up(np.minimum(delta, 1.0), positive)
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,6 +352,7 @@ def _round_up(value: np.ndarray, positive: np.ndarray) -> np.ndarray:
 
 
 def _exp_remainder(x: np.ndarray) -> np.ndarray:
-    """Returns ``e^x - 1 - x``, by a Taylor series near 0, where it would cancel."""
-    near = polynomial(_REMAINDER, np.clip(x, -0.5, 0.5))
-    return np.where(np.abs(x) <= 0.5, near, np.expm1(x) - x)
+    """Returns ``e^x - 1 - x``, which would cancel near 0."""
+    small = np.abs(x) <= SMALL
+    near = small_exp_remainder(np.where(small, x, 0.0))
+    return np.where(small, near, np.expm1(x) - x)

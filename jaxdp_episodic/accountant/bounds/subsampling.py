@@ -364,10 +364,8 @@ def rdp_poisson_subsampled(
     ICML, PMLR 97 (tight: Theorem 8; lower and general: main results).
     """
     _validation.choice("bound", bound, ("general", "tight", "lower"))
-    base = _as_mechanism(mechanism)
     (rate,) = checked(sampling_probability=sampling_probability)
-    (outer,) = checked(outer_rate=outer_rate)
-    alpha = _checked_orders("orders", orders)
+    base, alpha, outer = _curve(mechanism, orders, outer_rate)
     if bound == "tight" and not base.swaps_neighbours:
         raise NotImplementedError(
             f"bound='tight' with {type(base).__name__}: the nonnegativity of the odd "
@@ -385,7 +383,7 @@ def rdp_poisson_subsampled(
             "orders must be whole numbers for bound='lower' (interpolation gives upper "
             f"bounds only), got {fractional[0]}"
         )
-    return _subsampled(base, rate, alpha, outer, series=bound)
+    return _subsampled(base, rate, alpha, outer, bound)
 
 
 def rdp_without_replacement_subsampled(
@@ -418,18 +416,21 @@ def rdp_without_replacement_subsampled(
     Reference: Wang, Balle and Kasiviswanathan (2019), "Subsampled Rényi differential
     privacy and analytical moments accountant", arXiv:1808.00087, Theorem 9.
     """
-    base = _as_mechanism(mechanism)
     (rate,) = checked(sampling_rate=sampling_rate)
+    base, alpha, outer = _curve(mechanism, orders, outer_rate)
+    return _subsampled(base, rate, alpha, outer, "without_replacement")
+
+
+def _curve(
+    mechanism: Any, orders: Any, outer_rate: Any
+) -> tuple[Mechanism, np.ndarray, np.ndarray]:
+    """Returns the checked mechanism, orders and outer rate."""
+    if not isinstance(mechanism, Mechanism):
+        words = "a Mechanism or a function from orders to RDP"
+        _validation.instance("mechanism", mechanism, Callable, words)
+        mechanism = RdpCurve(mechanism)
     (outer,) = checked(outer_rate=outer_rate)
-    alpha = _checked_orders("orders", orders)
-    return _subsampled(base, rate, alpha, outer, series="without_replacement")
-
-
-def _as_mechanism(mechanism: Any) -> Mechanism:
-    if isinstance(mechanism, Mechanism):
-        return mechanism
-    words = "a Mechanism or a function from orders to RDP"
-    return RdpCurve(_validation.instance("mechanism", mechanism, Callable, words))
+    return mechanism, _checked_orders("orders", orders), outer
 
 
 def _subsampled(
@@ -437,7 +438,6 @@ def _subsampled(
     rate: np.ndarray,
     alpha: np.ndarray,
     outer: np.ndarray,
-    *,
     series: str,
 ) -> Any:
     """Returns the RDP of all settings at all orders, computed in blocks."""

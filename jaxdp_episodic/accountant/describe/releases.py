@@ -41,23 +41,18 @@ class Release(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        relation, name = self.neighboring_relation, type(self).__name__
-        if not self.relations:
+        relation, covered, how = self.neighboring_relation, self.relations, ""
+        if not covered:
             return
         _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
-        if relation not in self.relations:
+        if self.whole_if_replaced and not self.is_traced:
+            if np.any(np.less(getattr(self, "sampling_probability", 1), 1)):
+                how = " and a sampling_probability below 1"
+                covered = tuple(name for name in covered if name != "replace_one")
+        if relation not in covered:
             raise NotImplementedError(
-                f"{name} with neighboring_relation={relation!r} has no theorem here; "
-                f"covered: {self.relations}"
-            )
-        if self.is_traced or not (self.whole_if_replaced and relation == "replace_one"):
-            return
-        if np.any(np.less(getattr(self, "sampling_probability", 1), 1)):
-            raise NotImplementedError(
-                f"{name} with neighboring_relation='replace_one' and a "
-                "sampling_probability below 1 has no theorem here; covered: "
-                "'add_remove', 'zero_out', or 'replace_one' with "
-                "sampling_probability=1"
+                f"{type(self).__name__} with neighboring_relation={relation!r}{how} "
+                f"has no theorem here; covered: {covered}"
             )
 
 

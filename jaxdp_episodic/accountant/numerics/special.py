@@ -210,7 +210,9 @@ def scaled_power_excess(
         slope = xp.where(tiny, near, tilted * y - (tilted - base))
         power = xp.exp(x + y + b)
         # (1+v) (e^x - 1 - x)
-        rest = xp.where(short, tilted * _exp_remainder(x), power - tilted * (1 + x))
+        rest = xp.where(
+            short, tilted * small_exp_remainder(x), power - tilted * (1 + x)
+        )
         value, first = rest + t * slope, y * (rest + tilted * x) + slope
         second = y * y * power
     if direction != "forward":
@@ -218,14 +220,14 @@ def scaled_power_excess(
         near = square * polynomial(REMAINDER, y)
         slope = xp.where(tiny, near, tilted - base * (1 + y))
         power = xp.exp(b - x)
-        rest = xp.where(short, base * _exp_remainder(-x), power - base * (1 - x))
+        rest = xp.where(short, base * small_exp_remainder(-x), power - base * (1 - x))
         value = value + rest + t * slope
         first = first + slope - y * (rest - base * x)
         second = second + y * y * power
     return value, first, second
 
 
-def _exp_remainder(x: Array) -> Array:
+def small_exp_remainder(x: Array) -> Array:
     """Returns ``e^x - 1 - x`` for small x."""
     return x * x * polynomial(REMAINDER, x)
 

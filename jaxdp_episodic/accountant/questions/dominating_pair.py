@@ -444,7 +444,7 @@ def _columns(values: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(np.full(1, value) for value in values)
 
 
-def _unprotected(rate: float = 1.0) -> PrivacyLoss:
+def _unprotected(rate: float) -> PrivacyLoss:
     """A pair that reveals everything if the unit is drawn."""
     return SampledGaussianLoss(ALWAYS, np.full(1, rate), np.full(1, np.inf))
 
@@ -452,11 +452,8 @@ def _unprotected(rate: float = 1.0) -> PrivacyLoss:
 def _randomized_response(release: releases.RandomizedResponse) -> PrivacyLoss:
     """Randomized response with k answers: uniform with probability p, else true."""
     p, k = float(release.noise_parameter), float(release.num_buckets)
-    if p == 0 and k > 1:
-        return _unprotected()
-    if p == 1 or k <= 1:
-        losses, log_masses = np.zeros(1), np.zeros(1)
-        return finite.FiniteLoss(ALWAYS, _columns(losses), _columns(log_masses))
+    if p in (0, 1) or k <= 1:
+        return _unprotected(float(p == 0 and k > 1))
     log_truth = np.log((1 - p) + p / k)
     if release.neighboring_relation == "zero_out":  # against a uniform answer
         losses = np.array([np.log1p((k - 1) * (1 - p)), np.log(p)])
@@ -473,18 +470,14 @@ def _discrete_laplace(release: releases.DiscreteLaplaceRelease) -> PrivacyLoss:
     """Integer noise with probability ``tanh(a/2) e^{-a|x|}``, moved, and sampled."""
     # Ghosh, Roughgarden, Sundararajan (2009), arXiv:0811.2841.
     a, chance = float(release.noise_parameter), release.sampling_probability
-    if a == 0 or np.isinf(a):
+    if a == 0 or np.isinf(a) or chance == 0:
         return _unprotected(chance)  # a parameter of 0 means no noise
     twice = 2 if release.neighboring_relation == "replace_one" else 1
     moved = twice * release.sensitivity
     k = np.arange(moved + 1.0)
     losses, log_masses = a * (moved - 2 * k), -np.log1p(np.exp(-a)) - a * k
-    with np.errstate(divide="ignore"):
-        inside = np.where((k > 0) & (k < moved), np.log(-np.expm1(-a)), 0.0)
-    log_masses = log_masses + inside
-    if chance == 0:
-        losses, log_masses = np.zeros(1), np.zeros(1)
-    elif chance < 1:
+    log_masses[1:-1] += np.log(-np.expm1(-a))
+    if chance < 1:
         rate = Rate.of(np.float64(chance))
         # Not from the difference of losses, which has their rounding errors.
         undrawn, drawn = rate.log_rest + log_masses - losses, rate.log + log_masses

@@ -49,8 +49,7 @@ class PoissonTrials(Spec):
 
     def draw(self, generator: np.random.Generator) -> int:
         """Returns one number of runs; all fields must be scalars."""
-        _check_is_scalar(self)
-        return int(generator.poisson(float(self.mean)))
+        return int(generator.poisson(_validation.single("each field", self.mean)))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -97,13 +96,13 @@ class NegativeBinomialTrials(Spec):
 
     def draw(self, generator: np.random.Generator) -> int:
         """Returns one number of runs; all fields must be scalars."""
-        _check_is_scalar(self)
+        x = _validation.single("each field", self.log_inverse_gamma)
+        eta = float(np.asarray(self.eta))
         if np.any(np.greater(self.expected_runs, _MOST_DRAWN_RUNS)):
             raise ValueError(
                 "expected_runs must be at most 1e6 to be drawn, got "
                 f"{self.expected_runs!r}"
             )
-        x, eta = float(self.log_inverse_gamma), float(np.asarray(self.eta))
         ratio = -np.expm1(-x)
         scale = x if eta == 0 else np.expm1(eta * x) / eta
         probability = float(-np.expm1(-x) / scale) if x else 1.0  # of one run
@@ -130,13 +129,6 @@ def _mean(x: np.ndarray, eta: np.ndarray) -> np.ndarray:
         shrink = np.where(flat, 1.0, safe / -np.expm1(-safe))
         mean = np.expm1(safe_x) / safe_x * shrink
     return np.where(tiny, 1.0, mean)
-
-
-def _check_is_scalar(trials: Trials) -> None:
-    if trials.shape:
-        raise ValueError(
-            f"draw needs scalar fields, got fields of shape {trials.shape}"
-        )
 
 
 # Rényi orders, dense enough that the best of them gives an epsilon within 0.1 % of that

@@ -201,6 +201,6 @@ def test_mean_and_dictionary():
     assert float(trials.mean) == pytest.approx(12.0, rel=1e-12)
     assert NegativeBinomialTrials.from_dict(trials.to_dict()) == trials
     assert NegativeBinomialTrials(expected_runs=1.0).draw(np.random.default_rng(0)) == 1
-    with pytest.raises(ValueError, match="scalar"):
+    with pytest.raises(ValueError, match="each field must be one number"):
         PoissonTrials(expected_runs=np.array([1.0, 2.0])).draw(np.random.default_rng(0))
     assert DEFAULT_ORDERS.min() > 1

@@ -318,14 +318,14 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 60_410,
+    "jaxdp_episodic": 60_398,
     "jaxdp_episodic/accountant/describe": 3_681,
-    "jaxdp_episodic/accountant/losses": 4_932,
+    "jaxdp_episodic/accountant/losses": 4_930,
     "jaxdp_episodic/accountant/methods": 5_674,
     "jaxdp_episodic/accountant/numerics": 3_128,
     "jaxdp_episodic/accountant/questions": 5_777,
     "jaxdp_episodic/accountant/bounds": 1_744,
-    "jaxdp_episodic/accountant/interop": 1_614,
+    "jaxdp_episodic/accountant/interop": 1_604,
     "jaxdp_episodic/accountant/report": 2_022,
     "jaxdp_episodic/trainer/data": 3_438,
     "jaxdp_episodic/trainer/draw": 1_409,

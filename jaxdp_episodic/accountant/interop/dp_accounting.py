@@ -118,34 +118,31 @@ def _gaussian(step: GaussianStep) -> Any:
     event = dp_event.GaussianDpEvent(step.noise_multiplier)
     design: Any = step.design
     each = design.sampling if isinstance(design, IndependentEpisodes) else design
+    top: Any = None
     # A person may own several units, so no draw of units is a draw of persons.
-    in_tree = isinstance(each, MultistageSampling) and step.privacy_unit not in OWNED
-    if step.population is None and in_tree:
-        top: Any = each.levels[0]
+    if step.population is None and step.privacy_unit not in OWNED:
+        top = each.levels[0] if isinstance(each, MultistageSampling) else None
+    if each is not design:
+        if isinstance(top, WithoutReplacement) and len(each.levels) == top.size == 1:
+            return dp_event.SampledWithReplacementDpEvent(
+                top.population, design.num_episodes, event
+            )
+    elif top is not None and step.clip_unit == step.privacy_unit == top.name:
         kind = type(top)
-        if each is not design:
-            is_one = len(each.levels) == 1 and kind is WithoutReplacement
-            if is_one and top.size == 1:
-                return dp_event.SampledWithReplacementDpEvent(
-                    top.population, design.num_episodes, event
-                )
-        elif step.clip_unit == step.privacy_unit == top.name:
-            if kind is Poisson:
-                return _sampled(top.sampling_probability, event)
-            if kind is WithoutReplacement:
-                if top.size <= top.population and not top.population_is_exact:
-                    return dp_event.SampledWithoutReplacementDpEvent(
-                        top.population, top.size, event
-                    )
-                if top.population_is_exact and top.size >= top.population:
-                    return event
-            # For times > 1 dp_accounting's event draws a subset of all steps,
-            # RandomAllocation one step of each block.
-            if kind is RandomAllocation and top.times == 1:
-                if hasattr(dp_event, "RandomAllocationDpEvent"):
-                    return dp_event.RandomAllocationDpEvent(
-                        event, 1, int(top.steps_per_epoch)
-                    )
+        if kind is Poisson:
+            return _sampled(top.sampling_probability, event)
+        if kind is WithoutReplacement:
+            size, most = top.size, top.population
+            if not top.population_is_exact and size <= most:
+                return dp_event.SampledWithoutReplacementDpEvent(most, size, event)
+            if top.population_is_exact and size >= most:
+                return event
+        # For times > 1 dp_accounting's event draws a subset of all steps,
+        # RandomAllocation one step of each block.
+        if kind is RandomAllocation and top.times == 1:
+            if hasattr(dp_event, "RandomAllocationDpEvent"):
+                steps = int(top.steps_per_epoch)
+                return dp_event.RandomAllocationDpEvent(event, 1, steps)
     mixture = _mixture(step)
     if mixture is not None:
         return mixture
@@ -202,10 +199,10 @@ RELATIONS = {
 }
 """Names of dp_accounting's neighbouring relations here."""
 
-# The targets of epsilon and of delta, and their checks.
-_TARGETS = {
-    "epsilon": ("target_delta", _validation.probability_array),
-    "delta": ("target_epsilon", _validation.nonnegative_array),
+# The target of each question, its check, and the question at all real orders.
+_QUESTIONS = {
+    "epsilon": ("delta", _validation.probability_array, api.epsilon),
+    "delta": ("epsilon", _validation.nonnegative_array, api.delta),
 }
 # Order that replaces order 1. Rényi divergences grow with the order, so its value is
 # an upper bound.
@@ -339,12 +336,12 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             raise NotImplementedError(
                 f"only method='rdp' has a Rényi order, got method={self._method!r}"
             )
-        name, check = _TARGETS[of]
-        given = _validation.one(name, target, check)
+        name, check, ask = _QUESTIONS[of]
+        given = _validation.one(f"target_{name}", target, check)
+        if self._is_non_private:
+            return (np.inf if of == "epsilon" else 1.0), np.inf
         array, run, order = np.asarray(given, np.float64), self.run, np.nan
         question = EpsilonAt(api.log_of(array)) if of == "epsilon" else DeltaAt(array)
-        if self._is_non_private:
-            return float(question.everything if of == "epsilon" else 1.0), np.inf
         if self._orders is not None:
             # Converts by Canonne, Kamath and Steinke (2020), at the given orders.
             orders = np.maximum(self._orders, _LEAST_ORDER)
@@ -358,10 +355,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             if of == "delta":
                 value = api.delta_of(value, up=True)
             return float(value), float(self._orders[best.reshape(-1)[worst]])
-        if of == "epsilon":
-            value = api.epsilon(run, delta=given, method=self._method)
-        else:
-            value = api.delta(run, epsilon=given, method=self._method)
+        value = ask(run, method=self._method, **{name: given})
         if self._method == "rdp":
             # If several runs bound it, the order is that of the first.
             whole = runs_of(run, None)[0].in_reach()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.bounds.subsampling import amplify_poisson
 from jaxdp_episodic.accountant.describe import designs, releases
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, AT_LEAST_ZERO, Check
@@ -389,10 +390,8 @@ def _poisson(event: Any, relation: str) -> OneStep:
         return _released(one, relation, sampling_probability=rate)
     if is_mixture:
         return _joint_mixture(event, parts, relation, rate)
-    claims = [
-        k in EVENTS and EVENTS[k].release is releases.ApproximateDP for k in kinds
-    ]
-    if is_one and all(claims):
+    made = {getattr(EVENTS.get(name), "release", None) for name in kinds}
+    if is_one and made == {releases.ApproximateDP}:
         return _sampled_claim(rate, _read(one, relation), relation)
     raise _unsampled(event, parts, relation)
 
@@ -455,14 +454,11 @@ def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
 
 def _sampled_claim(rate: float, claim: Any, relation: str) -> OneStep:
     """A Poisson sample on which an (epsilon, delta)-DP mechanism runs."""
-    epsilon, delta = float(claim.epsilon), float(claim.delta)
-    if relation == "add_remove":
-        with np.errstate(over="ignore"):
-            amplified = np.log1p(rate * np.expm1(epsilon))
-        epsilon = min(float(amplified) * (1 + _ROUNDING_MARGIN), epsilon)
-    return releases.ApproximateDP(
-        epsilon, min(rate * delta * (1 + _ROUNDING_MARGIN), delta)
+    amplified, delta = amplify_poisson(
+        claim.epsilon, claim.delta, sampling_probability=rate
     )
+    epsilon = amplified if relation == "add_remove" else claim.epsilon
+    return releases.ApproximateDP(epsilon, delta)
 
 
 def _joint_mixture(sampled: Any, parts: Parts, relation: str, rate: float) -> OneStep:

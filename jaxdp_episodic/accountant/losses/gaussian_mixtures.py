@@ -399,15 +399,13 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """See `Profile`: means over the two pairs."""
         xp = namespace(u, *self.fields)
-        whole, cut = (part.log_tails(u) for part in self.parts())
         log_whole, log_cut = xp.log(self.whole), xp.log(self.cut)
-        forward, backward = (
-            tuple(
-                xp.logaddexp(log_whole + a, log_cut + b)
-                for a, b in zip(*both, strict=True)
-            )
-            for both in zip(whole, cut, strict=True)
-        )
+
+        def mean(whole: Array, cut: Array) -> Array:
+            return xp.logaddexp(log_whole + whole, log_cut + cut)
+
+        both = zip(*(part.log_tails(u) for part in self.parts()), strict=True)
+        forward, backward = (tuple(map(mean, *tails)) for tails in both)
         return forward, backward
 
     def tail_displacement(self, u: Array) -> Array:

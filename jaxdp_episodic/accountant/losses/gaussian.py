@@ -18,7 +18,6 @@ import numpy as np
 from jaxdp_episodic.accountant.losses import excess
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
-    LOG_SQRT_2PI,
     LossNodes,
     NodeRule,
     Rate,
@@ -27,7 +26,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     log_normal,
     path_points,
     real_log_mixture,
-    undrawn_loss,
     weighted,
     whole_line,
 )
@@ -51,6 +49,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     stored,
 )
 from jaxdp_episodic.accountant.numerics.special import (
+    LOG_SQRT_2PI,
     REMAINDER,
     SLOPE,
     SMALL,
@@ -213,6 +212,8 @@ def sampled_displacement(u: Array, rate: Array) -> Array:
 _SPARED = 48
 # Least number of nodes, unless 3/4 of the rule's are fewer.
 _FEWEST = 60
+# Sampling rate above which most losses are not near log(1 - rate).
+_LARGEST_BULK_RATE = 0.99
 
 
 @dataclass(frozen=True)
@@ -282,8 +283,9 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         """See `Nodes`: the loss if the unit is not drawn, unless it mostly is."""
         # With an outer rate there are two losses without the unit.
         xp, outer = namespace(self.outer_rate, self.rate), self.outer_rate
-        width = xp.where(outer < 1, outer * self.rate, 0.0)
-        return undrawn_loss(outer, self.rate), width
+        concentrated = (outer >= 1) & (self.rate < _LARGEST_BULK_RATE)
+        undrawn = xp.log1p(-xp.where(concentrated, self.rate, 0.0))
+        return undrawn, xp.where(outer < 1, outer * self.rate, 0.0)
 
     def gaussian_shift(self) -> Array:
         """The shift if the unit is always drawn, else 0."""

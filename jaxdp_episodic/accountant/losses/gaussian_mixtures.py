@@ -31,12 +31,10 @@ from jaxdp_episodic.accountant.losses.gaussian import (
     scaled,
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import (
-    LOG_SQRT_2PI,
     LossNodes,
     NodeRule,
     log_normal,
     two_sided,
-    undrawn_loss,
 )
 from jaxdp_episodic.accountant.losses.mixture_halves import (
     LOG_ZERO,
@@ -55,6 +53,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Tails,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, stored
+from jaxdp_episodic.accountant.numerics.special import LOG_SQRT_2PI
 
 # Largest order, minus 1, for which moments of a "fall" are computed; beyond it they are
 # inf. There the largest losses begin more than 16 / shift from the kink, within a width
@@ -328,8 +327,8 @@ class GaussianMixtureLoss(MixtureLoss):
         return up, Half("fall", -shift, shift[:0], move, rest, move, 0 * rate, none)
 
     def bulk(self) -> tuple[Array, Array]:
-        """See `Nodes`: the loss without the unit, if that is the usual case."""
-        return undrawn_loss(self.outer_rate, self.rate), 0.0 * self.outer_rate
+        """See `Nodes`: as if there were one shift."""
+        return SampledGaussianLoss(self.outer_rate, self.rate, self.shift).bulk()
 
     @property
     def shift(self) -> Array:

@@ -27,7 +27,6 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
-    Pair,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
@@ -42,7 +41,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     map_first,
     namespace,
 )
-from jaxdp_episodic.accountant.numerics.special import log_expm1
+from jaxdp_episodic.accountant.numerics.special import Pair, log_expm1
 
 # Largest number of terms of a loss distribution; with more there is no exact answer.
 MOST_TERMS = 200

@@ -10,17 +10,10 @@ Review 56(3), for the rule.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.complex_exponentials import (
-    log1p_complex,
-    polar,
-    times,
-    versine_sine,
-)
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
@@ -28,10 +21,15 @@ from jaxdp_episodic.accountant.numerics.loops import (
     sigmoid,
     stored,
 )
-from jaxdp_episodic.accountant.numerics.special import log1p_bounded
-
-Pair = tuple[Array, Array]
-"""Real and imaginary part of an array, or nodes and weights."""
+from jaxdp_episodic.accountant.numerics.special import (
+    LOG_SQRT_2PI,
+    Pair,
+    log1p_bounded,
+    log1p_complex,
+    polar,
+    times,
+    versine_sine,
+)
 
 # Largest imaginary part of the path (its height), in standard deviations. It amplifies
 # rounding errors at real z by at most e^{1.8²/2} = 5.
@@ -194,11 +192,8 @@ def _bend(xp: Any, x: Array) -> tuple[Array, Array]:
     return xp.where(x > 0, x + smaller, smaller), 0.5 * (1 + x / root)
 
 
-LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 # The point left of which Q = N(0, 1) has a negligible probability, 1e-19.
 FURTHEST_LEFT = -9.0
-# Sampling rate above which most losses are not near log(1 - rate).
-_LARGEST_BULK_RATE = 0.99
 
 
 class NodeRule(NamedTuple):
@@ -283,13 +278,6 @@ class Rate(NamedTuple):
         """Returns the rate with its logarithms."""
         xp = namespace(rate)
         return cls(rate, xp.log(rate), xp.maximum(xp.log1p(-rate), -1e300))
-
-
-def undrawn_loss(outer_rate: Array, rate: Array) -> Array:
-    """Returns ``log(1 - p)`` where most losses are there, else 0."""
-    xp = namespace(outer_rate, rate)
-    concentrated = (outer_rate >= 1) & (rate < _LARGEST_BULK_RATE)
-    return xp.log1p(-xp.where(concentrated, rate, 0.0))
 
 
 def log_mixture(exponent: Pair, p: Rate) -> Pair:

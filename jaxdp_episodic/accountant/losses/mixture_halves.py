@@ -25,20 +25,11 @@ from jaxdp_episodic.accountant.losses.excess import (
 from jaxdp_episodic.accountant.losses.gaussian import LARGEST, weight_left
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
-    LOG_SQRT_2PI,
     NodeRule,
-    Pair,
     half_line,
     path_points,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature, Tails
-from jaxdp_episodic.accountant.numerics.complex_exponentials import (
-    expm1_complex,
-    log1p_complex,
-    log_complex,
-    polar,
-    times,
-)
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
@@ -48,13 +39,20 @@ from jaxdp_episodic.accountant.numerics.loops import (
     stored,
 )
 from jaxdp_episodic.accountant.numerics.special import (
+    LOG_SQRT_2PI,
+    Pair,
+    expm1_complex,
+    log1p_complex,
     log_add,
+    log_complex,
     log_expm1,
     log_mills,
     log_mills_difference,
     log_normal_density,
     log_normal_tail,
     log_saturating_tail,
+    polar,
+    times,
 )
 
 # Relative error of profiles and tails for each unit of 1 + |log|. It is three times the

@@ -34,7 +34,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
     LossNodes,
     NodeRule,
-    Pair,
     collected,
     half_line,
     path_points,
@@ -56,6 +55,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Tails,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp, map_first
+from jaxdp_episodic.accountant.numerics.special import Pair
 
 # Half-width of the window around a peak, in standard deviations.
 _HALF_WIDTH = 9.2

@@ -13,7 +13,6 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.loss_nodes import LOG_SQRT_2PI
 from jaxdp_episodic.accountant.losses.mixture_halves import (
     LOG_ZERO,
     NEGLIGIBLE,
@@ -21,15 +20,16 @@ from jaxdp_episodic.accountant.losses.mixture_halves import (
     log_rest,
 )
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial
-from jaxdp_episodic.accountant.numerics.complex_exponentials import (
+from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp
+from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
+from jaxdp_episodic.accountant.numerics.special import (
+    LOG_SQRT_2PI,
     cos_sin,
     expm1_complex,
+    log_add,
     log_add_complex,
     times,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp
-from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
-from jaxdp_episodic.accountant.numerics.special import log_add
 
 # Largest exponent, in nats, for which a sum of exponentials is computed by expm1.
 _SMALL_TILT = 0.5

@@ -174,6 +174,8 @@ class PrivacyLoss(abc.ABC):
     def log_kept(self) -> Array:
         """Returns ``log(1 - f)``, f the probability of an infinite loss."""
         # Profiles are f plus 1 - f times those that the kernels compute.
+        if not np.any(self.is_unprotected):
+            return np.zeros(self.shape)
         with np.errstate(divide="ignore"):
             unseen = np.log1p(-np.minimum(self.chance, 1.0))
         bare = np.where(self.has_too_little_noise, unseen, -np.inf)
@@ -194,8 +196,10 @@ class NoisyLoss(PrivacyLoss):
     @functools.cached_property
     def loses_nothing(self) -> Array:
         """Whether nothing is sampled, or the noise is infinite."""
-        never = [rate == 0 for rate in self.rates.values()]
-        return functools.reduce(operator.or_, never, self.shift == 0)
+        nothing = self.shift == 0
+        for rate in self.rates.values():
+            nothing = nothing | (rate == 0)
+        return nothing
 
     @functools.cached_property
     def is_unprotected(self) -> Array:
@@ -281,15 +285,12 @@ class Nodes(PrivacyLoss):
     """Mechanisms whose loss distribution is known as complex weighted nodes."""
 
     nodes_exchange: ClassVar[bool] = False  # forward nodes give backward moments too
+    # Number of distributions of which the loss distribution is a mixture.
+    num_terms: Array = 1.0
 
     @abc.abstractmethod
     def nodes(self, rule: NodeRule) -> LossNodes:
         """Returns the loss distribution as V sums over nodes, cut at V levels."""
-
-    @property
-    def num_terms(self) -> Array:
-        """Number of distributions of which the loss distribution is a mixture."""
-        return namespace(self.outer_rate).ones_like(self.outer_rate)
 
     def truncated(
         self, log_goal: np.ndarray, count: np.ndarray

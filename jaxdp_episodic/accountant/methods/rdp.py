@@ -362,7 +362,9 @@ def at_most_total_variation(
     asked = (value > 0) if question.is_epsilon else np.isfinite(value)
     total = np.zeros(run.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
-        total = total + np.where(loss.loses_nothing, 0.0, count * estimate(loss))
+        hints = loss.hints()
+        one = loss.outer_rate * hints.rate * np.minimum(0.4 * hints.shift, 1.0)
+        total = total + np.where(loss.loses_nothing, 0.0, count * one)
     with np.errstate(divide="ignore"):
         asked &= np.log(total) < log_delta + NEAR
     chosen = np.flatnonzero(asked & ~run.facts.is_unprotected)
@@ -385,13 +387,6 @@ def at_most_total_variation(
     else:
         lowered[chosen] = np.minimum(lowered[chosen], bound)
     return lowered.reshape(value.shape)
-
-
-def estimate(loss: Any) -> Array:
-    """*Estimates* the total variation of one step, by a similar sampled Gaussian."""
-    hints = loss.hints()
-    share = namespace(hints.shift).minimum(0.4 * hints.shift, 1.0)
-    return loss.outer_rate * hints.rate * share
 
 
 # Settings computed side by side on the CPU: their arrays fit its cache.

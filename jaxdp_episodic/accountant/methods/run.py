@@ -298,8 +298,9 @@ class Run:
                 taken = count > 0
                 loses = taken & ~loss.loses_nothing
                 some |= loses
-                unprotected |= loses & loss.is_unprotected
-                too_little |= taken & loss.has_too_little_noise
+                if np.any(loss.is_unprotected):
+                    unprotected |= loses & loss.is_unprotected
+                    too_little |= taken & loss.has_too_little_noise
                 log_kept += np.where(taken, count * loss.log_kept(), 0.0)
                 largest = count * loss.largest_loss(backward=False)
                 forward += np.where(loses, largest, 0.0)

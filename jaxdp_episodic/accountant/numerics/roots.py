@@ -1,6 +1,6 @@
 """Roots of monotone functions, for many elements at once.
 
-`largest_within` runs on the host; the other functions are kernels.
+`largest_within` runs on the host, `smallest_within` is a kernel.
 """
 
 from __future__ import annotations
@@ -10,13 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    fori_loop,
-    namespace,
-    rows_at,
-    while_loop,
-)
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace, while_loop
 
 _MAX_EVALUATIONS = 200
 # `smallest_within`: relative width of the final bracket.
@@ -106,46 +100,6 @@ def _secant(
         slope = (f - last_f) / np.log(x / last_x)
         trial = x * np.exp(-f / slope)
     return np.where((slope > 0) & np.isfinite(trial), trial, np.nan)
-
-
-def log_crossing(
-    function: Callable[[Array], Array],
-    low: Array,
-    high: Array,
-    *,
-    num_points: int,
-    num_refinements: int,
-) -> Array:
-    """Approximate root of a decreasing function, on a logarithmic scale; a kernel."""
-    xp = namespace(low, high)
-    low, high = xp.log(low), xp.log(high)
-    share = np.linspace(0.0, 1.0, num_points)[:, None]
-    index = np.arange(num_points)[:, None]
-    bracket = xp.array([low, high])
-
-    def narrow(i: Any, state: Array) -> Array:
-        bracket, values = state
-        x = bracket[0] + share * (bracket[1] - bracket[0])
-        if xp is np and i:  # the values at the ends are known
-            value = function(xp.exp(x[1:-1]))
-            value = xp.concatenate([values[:1], value, values[1:]])
-        else:
-            value = function(xp.exp(x))
-        last = xp.where(value > 0, index, 0).max(axis=0)
-        ends = xp.array([last, xp.minimum(last + 1, num_points - 1)])
-        return rows_at(xp.array([x, value]), ends)
-
-    state = xp.array([bracket, bracket])
-    if xp is np:
-        for i in range(num_refinements):
-            state = narrow(i, state)
-    else:
-        state = fori_loop(xp, 0, num_refinements, narrow, state)
-    (x, end), (value, other) = state
-    drop = value - other
-    inside = (value > 0) & (drop > 0) & (drop < xp.inf)
-    part = xp.where(inside, value / xp.where(inside, drop, 1.0), 0.0)
-    return xp.exp(x + xp.clip(part, 0.0, 1.0) * (end - x))
 
 
 def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:

@@ -135,9 +135,9 @@ def _uses(step: OneStep, num_steps: ArrayLike) -> list[Uses]:
     """For each theorem the pairs of these steps; with epoch schemes, of epochs."""
     if not isinstance(step, GaussianStep):
         return [_uses_of_release(step, column(num_steps))]
-    # With bands: the group with the most steps.
-    count = column(step.uses(np.asarray(num_steps)))
-    step = in_one_place(step.in_group)
+    if step.bands is not None:  # the group with the most steps
+        num_steps, step = step.uses(np.asarray(num_steps)), step.in_group
+    count, step = column(num_steps), in_one_place(step)
     scheme = epoch_scheme(step.design)
     if isinstance(scheme, RandomAllocation):
         return [_allocated(step, u, scheme, count) for u in _all_units(step)]

@@ -36,8 +36,8 @@ from jaxdp_episodic.accountant.methods import rdp, run as single_steps
 from jaxdp_episodic.accountant.methods.exact import solver
 from jaxdp_episodic.accountant.methods.rdp import LARGER
 from jaxdp_episodic.accountant.methods.run import Group
-from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at, map_arrays
+from jaxdp_episodic.accountant.numerics.special import sum_expm1
 from rows import fast_and_slow
 
 SIZE = 6

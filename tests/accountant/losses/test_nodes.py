@@ -20,8 +20,8 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
 )
 from jaxdp_episodic.accountant.methods.rdp import FINE, log_moment
 from jaxdp_episodic.accountant.methods.run import Group
-from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at
+from jaxdp_episodic.accountant.numerics.special import sum_expm1
 from oracles import precise
 
 LOG_CUT = -120.0  # of the density: 15.5 standard deviations

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
 from jaxdp_episodic.accountant.methods.exact import mgf
-from jaxdp_episodic.accountant.methods.exact.mgf import LOG_ZERO, Bulk, Pair, Steps
-from jaxdp_episodic.accountant.numerics.complex_exponentials import (
-    divided,
-    polar,
-    times,
-)
+from jaxdp_episodic.accountant.methods.exact.mgf import LOG_ZERO, Bulk, Steps
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     at,
@@ -29,8 +26,13 @@ from jaxdp_episodic.accountant.numerics.loops import (
     stored,
     while_loop,
 )
-from jaxdp_episodic.accountant.numerics.roots import log_crossing
-from jaxdp_episodic.accountant.numerics.special import log_normal_density
+from jaxdp_episodic.accountant.numerics.special import (
+    Pair,
+    divided,
+    log_normal_density,
+    polar,
+    times,
+)
 
 # Lean of the contour (slope of its asymptote, dx / dy) relative to the largest at which
 # the terms of the nodes decay. At 1 a Gaussian's would not.
@@ -92,6 +94,7 @@ def lay_contour(
     # The saddle point of the whole integrand; or where the integrand is smaller without
     # the bulk.
     plain = log_crossing(
+        xp,
         falling,
         xp.full_like(largest, 1e-8),
         xp.maximum(largest, 1e-8),
@@ -221,6 +224,46 @@ def contour_points(xp: Any, contour: Contour, y: Array) -> tuple[Pair, Pair]:
     return z, divided(divided(direction, z), (1 + z[0], z[1]))
 
 
+def log_crossing(
+    xp: Any,
+    function: Callable[[Array], Array],
+    low: Array,
+    high: Array,
+    *,
+    num_points: int,
+    num_refinements: int,
+) -> Array:
+    """Approximate root of a decreasing function, on a logarithmic scale."""
+    low, high = xp.log(low), xp.log(high)
+    share = np.linspace(0.0, 1.0, num_points)[:, None]
+    index = np.arange(num_points)[:, None]
+    bracket = xp.array([low, high])
+
+    def narrow(i: Any, state: Array) -> Array:
+        bracket, values = state
+        x = bracket[0] + share * (bracket[1] - bracket[0])
+        if xp is np and i:  # the values at the ends are known
+            value = function(xp.exp(x[1:-1]))
+            value = xp.concatenate([values[:1], value, values[1:]])
+        else:
+            value = function(xp.exp(x))
+        last = xp.where(value > 0, index, 0).max(axis=0)
+        ends = xp.array([last, xp.minimum(last + 1, num_points - 1)])
+        return rows_at(xp.array([x, value]), ends)
+
+    state = xp.array([bracket, bracket])
+    if xp is np:
+        for i in range(num_refinements):
+            state = narrow(i, state)
+    else:
+        state = fori_loop(xp, 0, num_refinements, narrow, state)
+    (x, end), (value, other) = state
+    drop = value - other
+    inside = (value > 0) & (drop > 0) & (drop < xp.inf)
+    part = xp.where(inside, value / xp.where(inside, drop, 1.0), 0.0)
+    return xp.exp(x + xp.clip(part, 0.0, 1.0) * (end - x))
+
+
 # --- The integral along the contour ---
 
 # Largest number of evaluations in the search for epsilon.
@@ -332,8 +375,8 @@ def search(
         highest,
         Solution(initial, nothing, nothing),
     )
-    found = while_loop(xp, lambda state: state.is_unfinished, improve, start)
-    return found.solution
+    unfinished = operator.attrgetter("is_unfinished")
+    return while_loop(xp, unfinished, improve, start).solution
 
 
 class _Search(NamedTuple):

@@ -12,7 +12,14 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.accountant.methods.run import Group
-from jaxdp_episodic.accountant.numerics.complex_exponentials import (
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    at,
+    fori_loop,
+    map_arrays,
+    where_needed,
+)
+from jaxdp_episodic.accountant.numerics.special import (
     Pair,
     expm1_complex,
     log1p_complex,
@@ -20,13 +27,6 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     sum_exp_moments,
     sum_expm1,
     times,
-)
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    at,
-    fori_loop,
-    map_arrays,
-    where_needed,
 )
 
 # Every 8th node of the contour is also computed by the checking rule of the losses.
@@ -101,7 +101,7 @@ def steps_of(
     """The nodes of one group's losses, (K, n), by the main and the checking rule."""
     shape = group.count.shape
     if xp is np and num_terms > 1:  # JAX is compiled for a number of terms
-        num_terms = int(group.loss.num_terms.max())
+        num_terms = int(np.max(group.loss.num_terms))
     loss = map_arrays(operator.methodcaller("reshape", -1), group.loss)
     back, cut = xp.tile(xp.array([backward, log_cut]), len(group.count))
     # The cut is relative to the probability of the steps that see the unit.

@@ -33,7 +33,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     taken,
     where_needed,
 )
-from jaxdp_episodic.accountant.numerics.roots import log_crossing
 
 # Of one pass; a chunk of it takes JAX as long as NumPy some five settings.
 KERNEL = Kernel("exact", numpy_seconds=2e-3, compile_seconds=10.0, least=16)
@@ -256,7 +255,7 @@ class ContourSolver:
             kinds.append((type(loss).__name__, len(count)))
             gaussians.append(bool(np.any(loss.gaussian_shift() > 0)))
             are_mixtures.append(bool(np.any(loss.num_terms > 1)))
-            terms = np.maximum(terms, loss.num_terms.max(axis=0))
+            terms = np.maximum(terms, np.max(loss.num_terms, axis=0))
         # Sorted, as the sums of a chunk are as long as its longest one.
         rows = np.argsort(terms, kind="stable")
         lengths = _TERMS_BASE ** np.ceil(np.log(terms[rows]) / math.log(_TERMS_BASE))
@@ -473,7 +472,8 @@ def _by_jumps(
     low, points, rounds = _SMALLEST * highest, _POINTS, _ROUNDS
     if xp is np and np.size(highest) <= _FEW:
         points, rounds = _MANY_POINTS, 1
-    return log_crossing(excess, low, highest, num_points=points, num_refinements=rounds)
+    kinds = {"num_points": points, "num_refinements": rounds}
+    return integral.log_crossing(xp, excess, low, highest, **kinds)
 
 
 def _by_saddle_points(

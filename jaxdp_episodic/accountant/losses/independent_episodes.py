@@ -206,7 +206,11 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
     def truncated(
         self, log_goal: np.ndarray, count: np.ndarray
     ) -> tuple[Self, np.ndarray, np.ndarray]:
-        """See `Nodes`: truncates J; the rest adds 1e-9 of the goal at most."""
+        """Returns the mechanism without terms that add nothing to delta.
+
+        Also the log of the delta that these add in ``count`` steps at most, 1e-9 of the
+        goal, and whether ``log_goal`` needs more terms than are possible.
+        """
         least = log_goal + np.log(_TRUNCATED_SHARE) - np.log(np.maximum(count, 1.0))
         terms, log_tail = needed_terms(self.num_episodes, self.rate, least)
         with np.errstate(divide="ignore"):

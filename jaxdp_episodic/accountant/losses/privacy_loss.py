@@ -285,23 +285,13 @@ class Nodes(PrivacyLoss):
     """Mechanisms whose loss distribution is known as complex weighted nodes."""
 
     nodes_exchange: ClassVar[bool] = False  # forward nodes give backward moments too
-    # Number of distributions of which the loss distribution is a mixture.
+    # Number of distributions of which the loss distribution is a mixture; if there may
+    # be several, see `IndependentEpisodesLoss.truncated`.
     num_terms: Array = 1.0
 
     @abc.abstractmethod
     def nodes(self, rule: NodeRule) -> LossNodes:
         """Returns the loss distribution as V sums over nodes, cut at V levels."""
-
-    def truncated(
-        self, log_goal: np.ndarray, count: np.ndarray
-    ) -> tuple[Self, np.ndarray, np.ndarray]:
-        """Returns the mechanism without terms that add nothing to delta.
-
-        Also the log of the delta that these add in ``count`` steps at most, and whether
-        ``log_goal`` needs more terms than are possible.
-        """
-        del count
-        return self, np.full(log_goal.shape, -np.inf), np.zeros(log_goal.shape, bool)
 
     def bulk(self) -> tuple[Array, Array]:
         """Returns the loss near which most of the forward distribution lies, or 0.

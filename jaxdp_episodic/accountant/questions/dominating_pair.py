@@ -138,7 +138,7 @@ def _uses(step: OneStep, num_steps: ArrayLike) -> list[Uses]:
     if step.bands is not None:  # the group with the most steps
         num_steps, step = step.uses(np.asarray(num_steps)), step.in_group
     count, step = column(num_steps), in_one_place(step)
-    scheme = epoch_scheme(step.design)
+    scheme = step.design.schemes[0]
     if isinstance(scheme, RandomAllocation):
         return [_allocated(step, u, scheme, count) for u in _all_units(step)]
     if isinstance(scheme, ShuffledEpochs):
@@ -167,7 +167,7 @@ def dominating_pairs(step: OneStep) -> Pairs:
 
 def _pairs(step: GaussianStep) -> Pairs:
     """The rows by design, with the section of docs/theory.md that proves each."""
-    design, scheme = step.design, epoch_scheme(step.design)
+    design, scheme = step.design, step.design.schemes[0]
     below = design.level_names[len(step.path_rates.rates) :]  # the protected unit
     match design:
         case _ if isinstance(scheme, RandomAllocation):  # "Epochs": one step of a block

@@ -254,9 +254,11 @@ def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, *tuple[np.ndarray, ...]
         if not isinstance(loss, Nodes):
             too_many |= count > 0
             continue
-        kept, added, many = loss.truncated(goal, count)
-        log_added, too_many = np.logaddexp(log_added, added), too_many | many
-        losses.append(kept)
+        if np.any(loss.num_terms > 1):
+            mixture: Any = loss
+            loss, added, many = mixture.truncated(goal, count)
+            log_added, too_many = np.logaddexp(log_added, added), too_many | many
+        losses.append(loss)
         counts.append(count)
     of_densities = np.where(largest > 2 * LARGE_LOSS, ROUNDING * largest, 0.0)
     return Run(tuple(losses), tuple(counts)), log_added, too_many, of_densities

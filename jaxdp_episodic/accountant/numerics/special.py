@@ -477,13 +477,6 @@ def times(a: Pair, b: Pair) -> Pair:
     return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
 
 
-def divided(a: Pair, b: Pair) -> Pair:
-    """Returns the complex quotient; b must have a size between 1e-150 and 1e150."""
-    square = b[0] * b[0] + b[1] * b[1]
-    re, im = times(a, (b[0], -b[1]))
-    return re / square, im / square
-
-
 def expm1_in_parts(real: Array, imaginary: Array) -> Pair:
     """Computes `expm1_complex` faster, with one polynomial instead of two."""
     # e^a = 2^k + part, and the part is at most half as large as the power, which is

@@ -28,17 +28,11 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 from jaxdp_episodic.accountant.numerics.special import (
     Pair,
-    divided,
     log_normal_density,
     polar,
     times,
 )
 
-# Lean of the contour (slope of its asymptote, dx / dy) relative to the largest at which
-# the terms of the nodes decay. At 1 a Gaussian's would not.
-_LEAN_SHARE = 0.7
-# The same for the nodes of the checking rule.
-_CHECK_LEAN_SHARE = 0.9
 # Largest lean.
 _LARGEST_LEAN = 0.6
 # Nats by which the integrand falls along the contour.
@@ -115,54 +109,35 @@ def lay_contour(
     scale = 1 / xp.maximum(xp.sqrt(curvature), rate)
     taken = bulk._replace(variance=xp.where(gained, bulk.variance, 0.0))
     vertical = Contour(center, scale, xp.zeros_like(scale), scale, scale, taken)
-    contour = _leaning(xp, epsilon, vertical, groups)
-    return contour._replace(end=_end(xp, epsilon, contour, fall, groups))
+    return _bent(xp, epsilon, vertical, fall, groups)
 
 
-def _leaning(
-    xp: Any, epsilon: Array, vertical: Contour, groups: tuple[Steps, ...]
+def _bent(
+    xp: Any,
+    epsilon: Array,
+    vertical: Contour,
+    fall: Array | float,
+    groups: tuple[Steps, ...],
 ) -> Contour:
-    """The contour with its lean and bend, and its furthest end, in its scale."""
+    """The contour with its lean, its bend and its end."""
     scale = vertical.scale
-    location, width = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
-    steepest = [xp.full_like(epsilon, xp.inf)] * 2
+    location, width, steepest = 0.0, 0.0, xp.inf
     for steps in groups:
-        location += (steps.count * steps.bulk_loss).sum(axis=0)
-        width += (steps.count * steps.bulk_width).sum(axis=0)
-        used = steps.count > 0
-        for nodes, share in (
-            (steps.nodes, _LEAN_SHARE),
-            (steps.check, _CHECK_LEAN_SHARE),
-        ):
-            for side, ratio in enumerate((nodes.right, nodes.left)):
-                ratio = xp.where(used, share * ratio.reshape(used.shape), xp.inf)
-                steepest[side] = xp.minimum(steepest[side], ratio.min(axis=0))
+        location += steps.location
+        width += steps.width
+        steepest = xp.minimum(steepest, steps.steepest)
     right = epsilon >= location
     lean = xp.clip(xp.where(right, *steepest), 0.0, _LARGEST_LEAN)
     distance = xp.maximum(xp.abs(epsilon - location), 1e-12)
     # The rate of decay is epsilon's distance from the bulk losses, or if epsilon is far
     # below that, perhaps epsilon at first.
     least = xp.clip(epsilon, 0.05 * distance, distance)
-
-    reach = 45.0 / xp.maximum(lean * least * scale, 1e-200)
-    return vertical._replace(
-        lean=xp.where(right, lean, -lean),
-        bend=xp.clip(scale * (distance + width) / _PHASE, 1e-9, 1.0),
-        end=xp.clip(reach, 12.0, 1e12),
-    )
-
-
-def _end(
-    xp: Any,
-    epsilon: Array,
-    contour: Contour,
-    fall: Array | float,
-    groups: tuple[Steps, ...],
-) -> Array:
-    """The u at which the integrand has fallen; ``contour.end`` is the furthest y."""
-    scale = contour.scale
+    bend = xp.clip(scale * (distance + width) / _PHASE, 1e-9, 1.0)
+    contour = vertical._replace(lean=xp.where(right, lean, -lean), bend=bend)
+    # The end is where the integrand has fallen, at most at the last y, in the scale.
+    reach = xp.clip(45.0 / xp.maximum(lean * least * scale, 1e-200), 12.0, 1e12)
     powers = xp.arange(_NUM_PROBES, dtype=epsilon.dtype)[:, None] / (_NUM_PROBES - 1)
-    ends = xp.exp(xp.log(contour.end) * powers)
+    ends = xp.exp(xp.log(reach) * powers)
     y = scale * xp.concatenate([xp.zeros_like(ends[:1]), ends])
     z, speed = contour_points(xp, contour, y)
     power, _ = mgf.log_powers(xp, z, groups, checked=False)
@@ -177,11 +152,10 @@ def _end(
     share = before / (before - behind)
     share = xp.where((share >= 0) & (share <= 1), share, 1.0)
     reach = xp.exp(xp.log(low) + share * xp.log(high / low))
-    reach = xp.maximum(reach, 3.0)
     # asinh(b sinh(u)) / b = reach
-    v = contour.bend * reach
-    near = xp.arcsinh(xp.sinh(xp.minimum(v, 20.0)) / contour.bend)
-    return xp.where(v > 20, v - xp.log(contour.bend), near)
+    v = bend * xp.maximum(reach, 3.0)
+    near = xp.arcsinh(xp.sinh(xp.minimum(v, 20.0)) / bend)
+    return contour._replace(end=xp.where(v > 20, v - xp.log(bend), near))
 
 
 def transform(
@@ -221,7 +195,11 @@ def contour_points(xp: Any, contour: Contour, y: Array) -> tuple[Pair, Pair]:
     # sqrt(scale² + y²) - scale without cancellation
     z = (contour.center + contour.lean * y * (y / (root + contour.scale)), y)
     direction = (xp.full_like(y, 1 / math.pi), -contour.lean / math.pi * y / root)
-    return z, divided(divided(direction, z), (1 + z[0], z[1]))
+    for real, imaginary in (z, (1 + z[0], y)):  # divided by both
+        square = real * real + imaginary * imaginary
+        re, im = times(direction, (real, -imaginary))
+        direction = re / square, im / square
+    return z, direction
 
 
 def log_crossing(

@@ -21,14 +21,17 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 from jaxdp_episodic.accountant.numerics.special import (
     Pair,
-    expm1_complex,
     log1p_complex,
     polar,
     sum_exp_moments,
     sum_expm1,
-    times,
 )
 
+# Lean of the contour (slope of its asymptote, dx / dy) relative to the largest at which
+# the terms of the nodes decay. At 1 a Gaussian's would not.
+_LEAN_SHARE = 0.7
+# The same for the nodes of the checking rule.
+_CHECK_LEAN_SHARE = 0.9
 # Every 8th node of the contour is also computed by the checking rule of the losses.
 _CHECK_STRIDE = 8
 # Bound of a rule's error over its difference from the checking rule; 2 was observed.
@@ -73,13 +76,12 @@ class Steps(NamedTuple):
     check: LossNodes  # the same by the checking rule
     count: Array  # number of times that each step runs
     outer_rate: Array  # probability that the step can see the unit
-    # The loss without the unit, if nearly all losses equal it and ``outer_rate`` is 1;
-    # else 0.
-    bulk_loss: Array
-    # Shift of steps that always see the unit, whose M has a closed form; else 0. None
-    # if there are no such steps.
-    gaussian_shift: Array | None
-    bulk_width: Array  # largest distance of losses without the unit from ``bulk_loss``
+    # (n,) the composed loss without the unit, of steps whose losses nearly all equal it
+    # and whose ``outer_rate`` is 1
+    location: Array
+    width: Array  # (n,) largest distance of losses without the unit from ``location``
+    # (2, n) the largest leans of a contour to the right and to the left
+    steepest: Array
     log_atom: Array  # (n,) ``T log A``, A the probability of the atom at loss 0
     # (n,) the largest real c at which truncated losses are negligible on the contour
     largest_center: Array
@@ -96,7 +98,6 @@ def steps_of(
     *,
     num_nodes: int,
     num_terms: int,
-    has_gaussians: bool = True,
 ) -> Steps:
     """The nodes of one group's losses, (K, n), by the main and the checking rule."""
     shape = group.count.shape
@@ -110,11 +111,10 @@ def steps_of(
     heights = xp.array([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
     rules = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
     nodes, check = at(rules, 0), at(rules, 1)
-    shift = group.loss.gaussian_shift()
     least = xp.exp(xp.minimum(cut, _LEAST_CUT))
     apart = _lie_apart(xp, nodes, least, loss, num_terms)
     # A path that does not rise above the real line has no place for a contour.
-    flat = ((nodes.right <= 0) | (nodes.left <= 0)) & (shift.reshape(-1) <= 0)
+    flat = (nodes.right <= 0) | (nodes.left <= 0)
     apart = (apart | flat).reshape(shape) & (group.count > 0)
     mass = nodes.mass
     # A rule whose total is no probability, or differs from the check, becomes NaN.
@@ -122,10 +122,13 @@ def steps_of(
     right = right & (xp.abs(mass - check.mass) <= _MASS_ERROR)
     mass = group.loss.outer_rate * xp.where(right, mass, xp.nan).reshape(shape)
     # The total of a distribution without an atom at 0 is 1 up to rounding.
-    left = xp.where((mass > 1 - 1e-12) | (shift > 0), 0.0, 1 - mass)
+    left = xp.where(mass > 1 - 1e-12, 0.0, 1 - mass)
     none = left <= 0
     log_left = xp.where(none, LOG_ZERO, xp.log(xp.where(none, 1.0, left)))
     bulk_loss, bulk_width = group.loss.bulk()
+    leans = xp.array([nodes.right, nodes.left]), xp.array([check.right, check.left])
+    leans = xp.minimum(_LEAN_SHARE * leans[0], _CHECK_LEAN_SHARE * leans[1])
+    leans = xp.where(group.count > 0, leans.reshape(2, *shape), xp.inf)
     number, end_loss = (group.count * group.loss.outer_rate).reshape(-1), nodes.end_loss
     log_mass = xp.log(xp.maximum(number, 1e-300)) + nodes.end_log_weight
     largest = (_TRUNCATED - log_mass) / xp.where(end_loss > 0, end_loss, 1.0)
@@ -135,9 +138,9 @@ def steps_of(
         check,
         group.count,
         group.loss.outer_rate,
-        (1 - 2 * backward) * bulk_loss,
-        shift if has_gaussians and not (xp is np and not np.any(shift)) else None,
-        bulk_width,
+        (group.count * ((1 - 2 * backward) * bulk_loss)).sum(axis=0),
+        (group.count * bulk_width).sum(axis=0),
+        leans.min(axis=1),
         xp.where(group.count > 0, group.count * log_left, 0.0).sum(axis=0),
         largest.reshape(shape).min(axis=0),
         apart.any(axis=0),
@@ -169,11 +172,6 @@ def real_moments(
         second = outer * sums[2] / moment - first * first
         log_moment = xp.log1p(xp.maximum(excess, -1 + 1e-15))
         parts = xp.array([log_moment, first, second])
-        if steps.gaussian_shift is not None:
-            shift = steps.gaussian_shift.reshape(-1)
-            square = xp.broadcast_to(shift * shift, wide.shape)
-            closed = [0.5 * wide * (wide + 1) * square, (wide + 0.5) * square, square]
-            parts = xp.where(shift > 0, xp.array(closed), parts)
         total = total + _composed(xp, parts, steps)
     return total
 
@@ -192,8 +190,6 @@ def exchanged_moments(xp: Any, c: Array, steps: Steps) -> Array:
     mean = xp.maximum(first, again) + CHECK_FACTOR * xp.abs(first - again)
     times, outer = steps.count[0], steps.outer_rate[0]
     known = xp.minimum(first, again) > 1 - _CHECK_MARGIN
-    if steps.gaussian_shift is not None:
-        known = known & (steps.gaussian_shift[0] == 0)
     count = xp.log(xp.maximum(times * outer, 1e-300))
     for log_weight, loss in zip(nodes.end_log_weight, nodes.end_loss, strict=True):
         known = known & (count + log_weight + z * loss < _NEGLIGIBLE_END)
@@ -246,54 +242,30 @@ def log_powers(
     """``T log M`` at (K, n) points, and a bound of its error."""
     re = im = error = xp.zeros_like(z[0])
     for steps in groups:
+        nodes, check = steps.nodes, steps.check
         wide = xp.tile(z[0], len(steps.count)), xp.tile(z[1], len(steps.count))
-        excess = _excess(xp, wide, steps, steps.nodes)
-        log_moment, outer = log1p_complex(*excess), steps.outer_rate.reshape(-1)
-        if steps.gaussian_shift is not None:
-            always = (steps.gaussian_shift.reshape(-1) > 0) & (outer >= 1)
-            closed = _log_gaussian(wide, steps)
-            log_moment = (
-                xp.where(always, closed[0], log_moment[0]),
-                xp.where(always, closed[1], log_moment[1]),
-            )
-        size = outer * steps.nodes.size * xp.hypot(*wide)
+        # M - 1 = outer_rate E[e^{zL} - 1]
+        excess, outer = sum_expm1(wide, nodes.weight, nodes.loss), steps.outer_rate
+        outer = outer.reshape(-1)
+        log_moment = log1p_complex(outer * excess[0], outer * excess[1])
+        size = outer * nodes.size * xp.hypot(*wide)
         off = _MOMENT_ROUNDING * xp.minimum(size, 3.0)
         off = off + _ROUNDING * xp.hypot(*log_moment)
         if checked:
-            some = wide[0][::_CHECK_STRIDE], wide[1][::_CHECK_STRIDE]
-            again = _excess(xp, some, steps, steps.check)
+            some = slice(None, None, _CHECK_STRIDE)
+            at_some = wide[0][some], wide[1][some]
+            again = sum_expm1(at_some, check.weight, check.loss)
             # |M' - M| / |M|
             gap = xp.hypot(
-                excess[0][::_CHECK_STRIDE] - again[0],
-                excess[1][::_CHECK_STRIDE] - again[1],
+                outer * excess[0][some] - outer * again[0],
+                outer * excess[1][some] - outer * again[1],
             )
-            gap = CHECK_FACTOR * gap * xp.exp(-log_moment[0][::_CHECK_STRIDE])
+            gap = CHECK_FACTOR * gap * xp.exp(-log_moment[0][some])
             off += xp.repeat(gap, _CHECK_STRIDE, axis=0)[: z[0].shape[0]]
         re = re + _composed(xp, log_moment[0], steps)
         im = im + _composed(xp, log_moment[1], steps)
         error = error + _composed(xp, off, steps)
     return (re, im), error
-
-
-def _excess(xp: Any, z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
-    """``M - 1 = outer_rate E[e^{zL} - 1]`` of each step."""
-    outer = steps.outer_rate.reshape(-1)
-    excess = sum_expm1(z, nodes.weight, nodes.loss)
-    if steps.gaussian_shift is not None:
-        known = steps.gaussian_shift.reshape(-1) > 0
-        closed = _log_gaussian(z, steps)
-        grown = expm1_complex(xp.minimum(closed[0], 700.0), closed[1])
-        pairs = zip(grown, excess, strict=True)
-        excess = tuple(xp.where(known, g, e) for g, e in pairs)
-    return outer * excess[0], outer * excess[1]
-
-
-def _log_gaussian(z: Pair, steps: Steps) -> Pair:
-    """``log M`` of Gaussian steps that always see the unit, ``s² z (1 + z) / 2``."""
-    assert steps.gaussian_shift is not None
-    square = 0.5 * steps.gaussian_shift.reshape(-1) ** 2
-    re, im = times(z, (1 + z[0], z[1]))
-    return square * re, square * im
 
 
 def _lie_apart(

@@ -248,12 +248,11 @@ class ContourSolver:
         back = np.full(index.shape, float(backward))
         bound = self.bound[index], self.order[index]
         arrays = (target, initial, *bound, cut, back, groups)
-        kinds, gaussians, are_mixtures, losses = [], [], [], []
+        kinds, are_mixtures, losses = [], [], []
         terms = np.ones(index.shape)
         for loss, count in groups:
             losses.append(loss)
             kinds.append((type(loss).__name__, len(count)))
-            gaussians.append(bool(np.any(loss.gaussian_shift() > 0)))
             are_mixtures.append(bool(np.any(loss.num_terms > 1)))
             terms = np.maximum(terms, np.max(loss.num_terms, axis=0))
         # Sorted, as the sums of a chunk are as long as its longest one.
@@ -262,7 +261,7 @@ class ContourSolver:
         result = np.empty((len(Found._fields), terms.size))
         for length in np.unique(lengths):
             some = rows[lengths == length]
-            kernel = KERNEL._replace(what=(tuple(kinds), tuple(gaussians), length))
+            kernel = KERNEL._replace(what=(tuple(kinds), length))
             has_many = effort.loss_nodes > _MOST_LOSS_NODES
             engine = "numpy" if has_many else choose_engine(some.size, kernel, losses)
             nodes, number, block, most = effort.loss_nodes, 1, effort.contour_nodes, 1
@@ -272,7 +271,7 @@ class ContourSolver:
                 number = max(round(effort.contour_nodes / _BLOCK), 1)
                 nodes, block, most = _LOSS_NODES, _BLOCK, _MOST_BLOCKS
             longest = tuple(np.where(are_mixtures, int(length), 1).tolist())
-            shape = Shape(nodes, longest, tuple(gaussians), block, most)
+            shape = Shape(nodes, longest, block, most)
             held = float(not question.is_epsilon)
             program = functools.partial(program, number, effort.fall, held, shape=shape)
             with np.errstate(all="ignore"):
@@ -295,7 +294,6 @@ class Shape(NamedTuple):
 
     loss_nodes: int
     terms: tuple[int, ...]  # most mixture terms of each group, on JAX; 1 for others
-    has_gaussians: tuple[bool, ...]  # whether steps of a group may be Gaussian
     block: int  # number of contour nodes in a block
     most: int  # largest number of blocks
 
@@ -335,17 +333,10 @@ def one_pass(
     number = xp.asarray(number).astype(np.int32)
     every: list[Steps] = []
     apart, largest = False, xp.full_like(target, 1e12)
-    kinds = zip(groups, shape.terms, shape.has_gaussians, strict=True)
-    for group, terms, has_gaussians in kinds:
-        one = mgf.steps_of(
-            xp,
-            group,
-            backward,
-            log_cut,
-            num_nodes=shape.loss_nodes,
-            num_terms=terms,
-            has_gaussians=has_gaussians,
-        )
+    for group, terms in zip(groups, shape.terms, strict=True):
+        given = group, backward, log_cut
+        kinds = {"num_nodes": shape.loss_nodes, "num_terms": terms}
+        one = mgf.steps_of(xp, *given, **kinds)
         every.append(one)
         apart = apart | one.lie_apart
         largest = xp.minimum(largest, one.largest_center)
@@ -362,16 +353,12 @@ def one_pass(
     blocks, held = integral.Blocks(number, shape.block, shape.most), is_held > 0
     found = integral.search(xp, target, initial, bound, contour, steps, blocks, held)
     less = xp.zeros_like(target)
-
-    def exchanged_is_less() -> Array:
-        """1 where a Rényi bound says that the exchanged pair has less delta, else 0."""
-        c = (order - 1) * ORDER_FACTORS
-        moments = mgf.exchanged_moments(xp, c, steps[0])
-        bounds = rdp.log_delta_at(xp.maximum(found.value, 0.0), c, moments)
-        return xp.where(xp.any(bounds < target, axis=0), 1.0, 0.0)
-
     if len(groups) == len(groups[0].count) == 1 and groups[0].loss.nodes_exchange:
-        less = where_needed(xp, known, less, exchanged_is_less)
+        c = (order - 1) * ORDER_FACTORS
+        exchanged = functools.partial(mgf.exchanged_moments, xp, c, steps[0])
+        moments = where_needed(xp, known, xp.full_like(c, xp.inf), exchanged)
+        bounds = rdp.log_delta_at(xp.maximum(found.value, 0.0), c, moments)
+        less = xp.where(xp.any(bounds < target, axis=0), 1.0, 0.0)
     error = xp.where(apart, xp.inf, found.log_error)
     rest = found.slope, initial, bound, order, less, xp.where(apart, 1.0, 0.0)
     return Found(found.value, error, *rest)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -353,8 +352,8 @@ def search(
         highest,
         Solution(initial, nothing, nothing),
     )
-    unfinished = operator.attrgetter("is_unfinished")
-    return while_loop(xp, unfinished, improve, start).solution
+    found = while_loop(xp, lambda state: state.is_unfinished, improve, start)
+    return found.solution
 
 
 class _Search(NamedTuple):

@@ -318,11 +318,11 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 60_398,
+    "jaxdp_episodic": 60_295,
     "jaxdp_episodic/accountant/describe": 3_681,
-    "jaxdp_episodic/accountant/losses": 4_930,
-    "jaxdp_episodic/accountant/methods": 5_674,
-    "jaxdp_episodic/accountant/numerics": 3_128,
+    "jaxdp_episodic/accountant/losses": 4_911,
+    "jaxdp_episodic/accountant/methods": 5_651,
+    "jaxdp_episodic/accountant/numerics": 3_067,
     "jaxdp_episodic/accountant/questions": 5_777,
     "jaxdp_episodic/accountant/bounds": 1_744,
     "jaxdp_episodic/accountant/interop": 1_604,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_204,
     "jaxdp_episodic/files": 1_361,
     "experiments": 7_103,
-    "tests": 48_256,
+    "tests": 48_254,
 }
 
 

@@ -104,18 +104,6 @@ def tilted(
     return empty, parts, logs
 
 
-def log_moments(
-    parts: Sequence[Summand], logs: Sequence[np.ndarray], exponents: np.ndarray
-) -> np.ndarray:
-    """Returns the log of the mean of ``e^(c x)`` of a sum, for each exponent c."""
-    moments = np.zeros(len(exponents))
-    for one, log_mass in zip(parts, logs, strict=True):
-        # One exponent after another, as the whole table would be large.
-        every = [log_sum(log_mass + c * one.values) for c in exponents]
-        moments += one.count * np.array(every)
-    return moments
-
-
 def lattice_sum(
     summands: Sequence[Summand],
     spacing: float,
@@ -132,7 +120,10 @@ def lattice_sum(
     """
     whole, parts, logs = tilted(summands, tilt)
     changes = tilt * np.concatenate([_TILT_CHANGES, -_TILT_CHANGES])
-    moments = log_moments(parts, logs, changes)
+    moments = np.zeros(len(changes))
+    for one, log_mass in zip(parts, logs, strict=True):
+        every = [log_sum(log_mass + c * one.values) for c in changes]
+        moments += one.count * np.array(every)
     ends = (moments - log_cut) / changes
     number = len(_TILT_CHANGES)
     high, low = float(ends[:number].min()), float(ends[number:].max())

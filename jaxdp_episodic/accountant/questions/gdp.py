@@ -247,16 +247,16 @@ def _rates(
     for row, (eps, d) in enumerate(zip(epsilons.T, deltas.T, strict=True)):
         for start in range(0, alpha.size, block):
             part = slice(start, start + block)
-            bounds = _bounds(eps[:, None], d[:, None], alpha.ravel()[part])
+            bounds = attack_rates(eps[:, None], d[:, None], alpha.ravel()[part])
             missed[row, part], caught[row, part] = bounds
     shape += alpha.shape
     return missed.reshape(shape)[()], caught.reshape(shape)[()]
 
 
-def _bounds(
+def attack_rates(
     epsilon: np.ndarray, delta: np.ndarray, alpha: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The rates f and 1 - f at alpha, each computed without cancellation."""
+    """Returns the rates f and 1 - f at alpha, each computed without cancellation."""
     with np.errstate(over="ignore"):
         caught = delta + np.exp(epsilon) * alpha
     shrink = np.exp(-epsilon)

@@ -320,6 +320,7 @@ def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
 # --- Prices, and the largest budget within a target ---
 
 
+@functools.lru_cache(maxsize=64)
 def number_alone(option: Any, epsilon: float, delta: float) -> float:
     """Returns how often an option alone is within a target, as a real number."""
     step = part_of(option)

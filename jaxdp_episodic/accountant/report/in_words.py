@@ -13,7 +13,11 @@ from jaxdp_episodic.accountant.describe.designs import PERSON, WithoutReplacemen
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget, in_words
-from jaxdp_episodic.accountant.questions.gdp import advantage, true_positive_rate
+from jaxdp_episodic.accountant.questions.gdp import (
+    advantage,
+    attack_rates,
+    true_positive_rate,
+)
 from jaxdp_episodic.accountant.report.report import PrivacyReport
 from jaxdp_episodic.accountant.report.sentences import (
     changed_unit,
@@ -150,11 +154,8 @@ def _attacks(run: AdaptiveRun) -> tuple[float, float]:
     # Each point of the curve gives a bound; beyond the last one it is 1 or more.
     epsilons = np.linspace(0.0, -math.log(FALSE_ALARMS), _POINTS)
     deltas = run.delta(epsilon=epsilons)
-    rates = np.minimum(
-        np.exp(epsilons) * FALSE_ALARMS + deltas,
-        1 - np.exp(-epsilons) * (1 - deltas - FALSE_ALARMS),
-    )
-    return 0.5 + float(deltas[0]) / 2, min(float(rates.min()), 1.0)
+    _, found = attack_rates(epsilons, deltas, np.asarray(FALSE_ALARMS))
+    return 0.5 + float(deltas[0]) / 2, float(found)
 
 
 def _epsilon(value: float) -> str:

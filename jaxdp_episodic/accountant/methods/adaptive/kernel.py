@@ -12,11 +12,12 @@ from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.privacy_loss import FiniteValues, Profile
 from jaxdp_episodic.accountant.methods.adaptive.problem import Option
 from jaxdp_episodic.accountant.methods.certified import lattice
+from jaxdp_episodic.accountant.methods.certified.plan import with_splits
 from jaxdp_episodic.accountant.numerics.lattice_sums import (
     LatticeSum,
     Summand,
     cells_of_sum,
-    log_moments,
+    log_sum,
     tilted,
 )
 
@@ -63,6 +64,7 @@ class Kernel(NamedTuple):
     infinite: float  # P-probability of an infinite loss
     p_error: float  # how much P's total may exceed 1 (from above) or lack (from below)
     q_error: float  # how much Q's total may lack (from above) or exceed 1 (from below)
+    kept: float  # the smaller of P's and Q's totals of finite losses
     q_infinite: float = 0.0  # from below, Q-probability where P has none
 
     @classmethod
@@ -78,15 +80,10 @@ class Kernel(NamedTuple):
     ) -> Kernel:
         """Computes the errors of P's and Q's totals."""
         losses = step * (first + np.arange(len(masses)))
-        more = float(masses.sum()) + infinite - 1
-        less = 1 - float((masses * np.exp(-losses)).sum()) - q_infinite
+        p, q = float(masses.sum()), float((masses * np.exp(-losses)).sum())
+        more, less = p + infinite - 1, 1 - q - q_infinite
         error, q_error = (max(e if up else -e, 0.0) + _SUM_ERROR for e in (more, less))
-        return cls(first, masses, infinite, error, q_error, q_infinite)
-
-    def least(self, step: float) -> float:
-        """Returns the smaller of P's and Q's totals of finite losses."""
-        q = float((self.masses * np.exp(-step * self.index)).sum())
-        return min(float(self.masses.sum()), q)
+        return cls(first, masses, infinite, error, q_error, min(p, q), q_infinite)
 
     @property
     def index(self) -> np.ndarray:
@@ -179,12 +176,15 @@ def _window(
     # Chernoff's bound of the sum, and of the tilted sum, which is aliased.
     parts = tilts[0][1]
     log_cut = fine.log_cut - math.log(max(sum(one.count for one in parts), 1.0))
+    exponents = np.concatenate([-_EXPONENTS, _EXPONENTS])
     high = low = 0.0
     for _, some, logs in tilts:
-        upward, downward = (
-            (log_moments(some, logs, sign * _EXPONENTS) - log_cut) / (sign * _EXPONENTS)
-            for sign in (1, -1)
-        )
+        moments = np.zeros(len(exponents))
+        for one, log_mass in zip(some, logs, strict=True):
+            # Row by row, since the whole table would be large.
+            every = [log_sum(log_mass + c * one.values) for c in exponents]
+            moments += one.count * np.array(every)
+        downward, upward = np.split((moments - log_cut) / exponents, 2)
         low, high = min(low, float(downward.max())), max(high, float(upward.min()))
     # A loss of the sum is between the sums of the furthest losses.
     least, most = (sum(n * int(i[at]) for i, *_, n in parts) for at in (0, -1))
@@ -204,11 +204,8 @@ def _of_one(
         [-_points_to(low, spacing)[:0:-1], _points_to(high, spacing)]
     )
     points = spacing.step * index
-    if not up:
-        # From below a point between any two splits their bin.
-        both = np.empty(2 * len(points) - 1)
-        both[::2], both[1::2] = points, 0.5 * (points[:-1] + points[1:])
-        points = both
+    # From below a point between any two splits their bin.
+    points = points if up else with_splits(points)
     bins = lattice.bins_of_step(points, loss, backward=backward)
     infinite = 0.0
     if up:

@@ -80,16 +80,14 @@ class View(NamedTuple):
     def expected(cls, question: Question, of: Filter, other: Filter) -> View:
         """Returns the view that Rényi's filters predict; not finite if they fail."""
         at = log_size = float(question.target)
-        if question.is_epsilon:
-            at, order = of.epsilon(log_size)
-        else:
-            log_size, order = of.log_delta(at)
+        found, tilt = of.best(question)
+        at, log_size = (found, log_size) if question.is_epsilon else (at, found)
         if not (math.isfinite(at) and math.isfinite(log_size)):
             return cls(at, log_size, 0.0, 0.0, 0.0)
-        right = max(of.epsilon(log_size + math.log(_RIGHT_SHARE))[0], at)
-        left = other.epsilon(math.log(_LEFT_VALUE))[0]
+        right = max(of.epsilon(log_size + math.log(_RIGHT_SHARE)), at)
+        left = other.epsilon(math.log(_LEFT_VALUE))
         left, right = (min(x + _LEAST_REACH, FURTHEST) for x in (left, right))
-        return cls(at, log_size, min(order - 1, _MOST_TILT), left, right)
+        return cls(at, log_size, min(tilt, _MOST_TILT), left, right)
 
     @property
     def reach(self) -> float:
@@ -419,7 +417,7 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Interval:
     largest = max(epsilons[spent] for spent in problem.graph.spent)
     # Capped epsilons hold with a larger delta, by at most the delta at the cap.
     filters = Filter.of(problem).values()
-    most = max(each.epsilon(_LOG_NEGLIGIBLE)[0] for each in filters)
+    most = max(each.epsilon(_LOG_NEGLIGIBLE) for each in filters)
     is_capped, largest = largest > most, min(largest, most)
     epsilons = np.minimum(epsilons, most).tolist()
     # Tiny ones count as 0: delta rises, by at most expm1 of the largest.

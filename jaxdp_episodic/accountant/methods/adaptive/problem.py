@@ -10,8 +10,9 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.privacy_loss import FiniteValues, Profile
 from jaxdp_episodic.accountant.methods.certified import lattice
-from jaxdp_episodic.accountant.methods.rdp import rdp_curve
+from jaxdp_episodic.accountant.methods.rdp import epsilon_at, log_delta_at, rdp_curve
 from jaxdp_episodic.accountant.methods.run import (
+    EpsilonAt,
     Question,
     Run,
     one_gaussian,
@@ -188,12 +189,12 @@ def aligned(spacing: float, atoms: np.ndarray) -> float:
 
 
 class Filter(NamedTuple):
-    """Rényi's filter of one orientation: the largest sum of divergences, by order."""
+    """Rényi's filter of one orientation: the largest sum of moments, by order."""
 
     # An *upper bound* for every strategy at every order: Feldman and Zrnic (2021).
 
-    orders: np.ndarray
-    rdp: np.ndarray
+    t: np.ndarray  # orders, less 1
+    value: np.ndarray  # t times the divergence
 
     @classmethod
     def of(cls, problem: Problem) -> dict[bool, Filter]:
@@ -202,32 +203,25 @@ class Filter(NamedTuple):
         curves = [[rdp_curve(_ORDERS, r, name) for name in names] for r in problem.runs]
         most = problem.graph.most(np.array(curves))
         pairs = zip(problem.orientations, most, strict=True)
-        return {backward: cls(_ORDERS, rdp) for backward, rdp in pairs}
+        t = _ORDERS - 1
+        return {backward: cls(t, t * rdp) for backward, rdp in pairs}
 
-    def epsilon(self, log_delta: float) -> tuple[float, float]:
-        """Returns epsilon, and the order that attains it."""
-        # Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
-        a = self.orders
-        found = self.rdp + np.log1p(-1 / a) - (log_delta + np.log(a)) / (a - 1)
-        best = int(np.argmin(found))
-        return max(float(found[best]), 0.0), float(a[best])
+    def epsilon(self, log_delta: float) -> float:
+        """Returns epsilon at a delta."""
+        return self.best(EpsilonAt(np.asarray(log_delta)))[0]
 
-    def log_deltas(self, epsilon: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Returns ``log(delta)`` at epsilons and every order, (n, orders)."""
-        a, x = self.orders, np.asarray(epsilon)[:, None]
-        return (a - 1) * (self.rdp - x + np.log1p(-1 / a)) - np.log(a)
-
-    def log_delta(self, epsilon: float) -> tuple[float, float]:
-        """Returns ``log(delta)``, and the order that attains it."""
-        (found,) = self.log_deltas([epsilon])
-        best = int(np.argmin(found))
-        return min(float(found[best]), 0.0), float(self.orders[best])
+    def best(self, question: Question) -> tuple[float, float]:
+        """Returns epsilon or log(delta), and the order, less 1, that attains it."""
+        at = epsilon_at if question.is_epsilon else log_delta_at
+        values = at(question.target, self.t, self.value)
+        best = int(np.argmin(values))
+        found = float(values[best])
+        found = max(found, 0.0) if question.is_epsilon else min(found, 0.0)
+        return found, float(self.t[best])
 
     def answer(self, question: Question, log_lost: float) -> float:
         """*Upper bound* of a question's answer, including infinite losses."""
-        target = float(question.target)
-        at = self.epsilon if question.is_epsilon else self.log_delta
-        found = at(target)[0]
+        found, _ = self.best(question)
         found += RDP_ROUNDING * (1 + abs(found))
         if question.is_epsilon:
             return found if log_lost == -math.inf else math.inf
@@ -235,5 +229,6 @@ class Filter(NamedTuple):
 
     def bound(self, x: np.ndarray) -> np.ndarray:
         """*Upper bounds* of delta at many epsilons."""
-        log_delta = np.minimum(self.log_deltas(x).min(axis=-1), 0.0)
+        log_delta = log_delta_at(x[:, None], self.t, self.value).min(axis=-1)
+        log_delta = np.minimum(log_delta, 0.0)
         return np.exp(log_delta) * (1 + RDP_ROUNDING)

@@ -267,8 +267,8 @@ class _Plan:
         # Infinite losses are left out in a tilted window.
         lost = np.array([kernel.infinite, kernel.q_infinite]) * (window.tilt == 0)
         own = own_profile(kernel, window, up=self.one.up) * self.weights
-        spectrum, kept = np.fft.rfft(circle), kernel.least(window.step)
-        return _Move(own, spectrum, total, rounding, lost, kept)
+        spectrum = np.fft.rfft(circle)
+        return _Move(own, spectrum, total, rounding, lost, kernel.kept)
 
     def best(
         self, state: int, ways: Sequence[tuple[int, _Spectrum]]

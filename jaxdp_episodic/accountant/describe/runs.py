@@ -19,7 +19,7 @@ from jaxdp_episodic.accountant.describe.releases import (
     RenyiDP,
     ZeroConcentratedDP,
 )
-from jaxdp_episodic.accountant.describe.spec import Spec, setting_of
+from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,
@@ -336,10 +336,6 @@ class Menu(Spec):
 
     # --- What is left ---
 
-    def _apart(self) -> tuple[Self, ...]:
-        """One run for each setting to which the options broadcast."""
-        return tuple(setting_of(self, i, self.shape) for i in np.ndindex(self.shape))
-
     def one_setting(self, what: str) -> None:
         """Raises if the run has several settings."""
         if self.shape:
@@ -460,7 +456,6 @@ class Menu(Spec):
                 "budget", self.budget, maximum=MOST_BUDGET
             )
             object.__setattr__(self, "budget", budget)
-        self._check_odometer()
         taken = dict.fromkeys(options, 0)
         if self.taken:
             self._set_numbers("taken", minimum=0, partial=True)
@@ -469,13 +464,11 @@ class Menu(Spec):
             self.one_setting("taken")
         object.__setattr__(self, "taken", MappingProxyType(taken))
 
-    def _check_odometer(self) -> None:
-        """Checks the epsilons of the odometer, one for each price spent."""
-        if self.odometer is None:
-            return
+    def _set_odometer(self, odometer: Any) -> None:
+        """Checks and sets the epsilons of the odometer, one for each price spent."""
         if self.prices is None or self.budget is None:
             raise ValueError("odometer must be None without prices and a budget")
-        values = _validation.nonnegative_array("odometer", self.odometer)
+        values = _validation.nonnegative_array("odometer", odometer)
         if values.shape != (self.budget + 1,) or not np.isfinite(values).all():
             raise ValueError(
                 f"odometer must be a list of {self.budget + 1:,} finite epsilons, one "

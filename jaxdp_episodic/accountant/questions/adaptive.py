@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.runs import Menu, RuleBook, check_kind
+from jaxdp_episodic.accountant.describe.spec import setting_of
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Interval
 from jaxdp_episodic.accountant.questions import api
@@ -126,8 +127,7 @@ class AdaptiveRun(Menu):
         }
         target = {"epsilon": epsilon, "delta": delta}
         check_kind({**limits, **target}, wants_margin=wants_margin)
-        known = None if wants_margin or prices is None else odometer
-        self._set(options=options, **limits, odometer=known, taken=taken, state=state)
+        self._set(options=options, **limits, odometer=None, taken=taken, state=state)
         object.__setattr__(self, "_answers", {})
         for name, given in (("epsilon", epsilon), ("odometer", odometer)):
             if given is not None:
@@ -149,9 +149,8 @@ class AdaptiveRun(Menu):
                     f"delta={delta:g} is too small for an odometer: it has no finite "
                     "certified epsilon"
                 )
-        if odometer is not None and self.odometer is None:
-            object.__setattr__(self, "odometer", odometer)
-            self._check_odometer()
+        if odometer is not None:
+            self._set_odometer(odometer)
         self._check_taken()
 
     def __reduce__(self) -> Any:
@@ -344,7 +343,8 @@ class AdaptiveRun(Menu):
 
     def settings(self) -> tuple[AdaptiveRun, ...]:
         """Returns one run for each setting, in the order of the flattened array."""
-        return self._kept("settings", self._apart)
+        every = (setting_of(self, i, self.shape) for i in np.ndindex(self.shape))
+        return self._kept("settings", lambda: tuple(every))
 
     def _ends(self, kind: str, target: float, width: float | None) -> Interval:
         """Certified ends of epsilon or delta of one setting that is a game."""

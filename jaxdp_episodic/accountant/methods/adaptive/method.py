@@ -379,6 +379,8 @@ def profiles_above(
             window = solver.window(view._replace(tilt=tilt), spacing)
             row = solver.row(backward, window)
             curves.append(Curve.of(row, window, up=True))
+            if not tilt and row.error < _VISIBLE * least:
+                break
         values = np.minimum.accumulate(np.minimum.reduce([c.values for c in curves]))
         deltas = np.minimum(values * math.exp(mass_error), 1.0)
         # For g < 1, the divergence is at most that at 1, plus 1 - g.

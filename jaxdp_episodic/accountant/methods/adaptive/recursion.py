@@ -300,7 +300,8 @@ class _Plan:
             # An infinite loss counts at every g; on the left g times Q's probability.
             padded[self.right] = sure[0]
             padded[self.left] = sure[1] * self.g
-        norm = math.sqrt(padded @ padded)
+        # No BLAS product, which would wake its threads: 40 times slower on busy cores.
+        norm = math.sqrt(np.einsum("i,i", padded, padded))
         if norm < _LEAST_NORM:
             norm = math.sqrt(self.length) * float(np.abs(padded).max())
         return _Spectrum(np.fft.rfft(padded), norm, error, sure)

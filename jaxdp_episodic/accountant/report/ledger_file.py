@@ -86,13 +86,6 @@ class LedgerError(ValueError):
     """A run's file that is damaged, edited, or of another run."""
 
 
-class Opening(NamedTuple):
-    """A process that began to charge steps."""
-
-    charged: int  # number of steps charged before
-    environment: Mapping[str, Any]  # versions and hardware that affect rounding
-
-
 class Charge(NamedTuple):
     """One charged step."""
 
@@ -260,21 +253,12 @@ class RunFile:
                 raise self._damaged(f"charge {count} or an earlier one was changed")
             yield Charge(number, step, name, before)
 
-    @property
-    def openings(self) -> list[Opening]:
-        """The processes that opened the run."""
-        found = []
-        for _, _, value in self.texts(OPENING):
-            environment = as_json(self.path, value)
-            if not isinstance(environment, dict):
-                raise self._damaged("an opening is not a table")
-            found.append(Opening(environment.pop("charged", 0), environment))
+    def openings(self) -> list[dict[str, Any]]:
+        """Returns what each process found: steps "charged" before, its environment."""
+        found = [as_json(self.path, value) for _, _, value in self.texts(OPENING)]
+        if not all(isinstance(one, dict) for one in found):
+            raise self._damaged("an opening is not a table")
         return found
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the run has chosen to end."""
-        return any(self.texts(ENDED))
 
     @property
     def is_closed(self) -> bool:
@@ -423,7 +407,6 @@ class LedgerContent(NamedTuple):
     is_seeded: bool  # whether draws and noise have a known seed
     planned: int | None  # planned number of steps, with epoch schemes
     groups: tuple[tuple[GaussianStep, int], ...]  # steps and their charged counts
-    openings: tuple[Opening, ...]  # those with a new environment
     is_closed: bool  # whether the last process ended in order
     adaptive: AdaptiveBudget | None = None  # budget of an adaptive run, without charges
     options: tuple[str, ...] = ()  # option of each group of an adaptive run
@@ -516,7 +499,6 @@ def content_of(run: RunFile) -> LedgerContent:
             raise LedgerError(f"{path} is damaged: it describes no step")
         counts = [(next(iter(run.steps)), 0)]
     steps = {key: step_of(path, adaptive, *run.steps[key][:2]) for key, _ in counts}
-    alike = groupby(run.openings, lambda opening: opening.environment)
     return LedgerContent(
         run=facts["run"],
         target_epsilon=float(facts["epsilon"]),
@@ -526,11 +508,10 @@ def content_of(run: RunFile) -> LedgerContent:
         book=facts.get("book"),
         search=facts.get("search"),
         groups=tuple((steps[key], count) for key, count in counts),
-        openings=tuple(next(openings) for _, openings in alike),
         is_closed=run.is_closed,
         adaptive=adaptive,
         options=tuple(run.steps[key][0] for key, _ in counts) if adaptive else (),
-        has_ended=run.has_ended,
+        has_ended=any(run.texts(ENDED)),
     )
 
 

@@ -82,9 +82,8 @@ def do_log(o: command.Options) -> list[str]:
         records = [{"kind": "run", **file.facts}]
         for name, text, _ in file.steps.values():
             records.append({"kind": "step", "name": name, "step": json.loads(text)})
-        for opening in file.openings:
-            row = {"kind": "opening", "charged": opening.charged}
-            records.append({**row, **opening.environment})
+        for opening in file.openings():
+            records.append({"kind": "opening", "charged": 0, **opening})
         for charge in file.charges():
             row = {"kind": "charge", "number": charge.number}
             row |= {"step": file.steps[charge.step][0], "process": charge.session}

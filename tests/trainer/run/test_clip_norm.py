@@ -7,7 +7,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from crash_rigs import ROOT
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.accountant.report.ledger_file import run_file
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient import discrete_noise
 from jaxdp_episodic.trainer.gradient.clipping import steps_of_vote
@@ -115,8 +115,9 @@ def test_the_clip_norms_are_public_and_in_the_file(tmp_path):
     assert norms == [record["clip_norm"] for record in read_log(tmp_path)]
     assert norms[0] == 0.5 and norms[-1] == run.clip_norm
     assert len(set(norms)) == 7
-    (opened,) = read_ledger(tmp_path).openings
-    assert '"kind": "quantile"' in opened.environment["clipping"]
+    with run_file(tmp_path) as file:
+        (opened,) = file.openings()
+    assert '"kind": "quantile"' in opened["clipping"]
     text = privacy_statement(run.budget, 6, clipping=CLIPPING)
     vote = steps_of_vote(CLIPPING)
     noise = np.hypot(1, vote / GRID)

@@ -10,7 +10,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from crash_rigs import train_until
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger, run_file
 from jaxdp_episodic.data import ExampleTable, load_glyphs, truncated, with_rotations
 from jaxdp_episodic.trainer.audit.canaries import input_canaries
 from jaxdp_episodic.trainer.data.owners import Owners
@@ -143,9 +143,10 @@ def test_dropped_examples_are_in_the_ledger_not_in_the_release(tmp_path, monkeyp
         num_steps=2,
     )
     run.train(tmp_path)
-    (opened,) = read_ledger(tmp_path).openings
+    with run_file(tmp_path) as file:
+        (opened,) = file.openings()
     words = "108 of 180 examples left out, of 6 of 6 people"
-    assert opened.environment["people"].startswith(words)
+    assert opened["people"].startswith(words)
     given = {"truncation": bounded.truncation}
     assert words in privacy_statement(run.budget, 2, **given)
     released = privacy_statement(run.budget, 2, for_release=True, **given)

@@ -130,7 +130,7 @@ def lattice_sum(
     if low - (high - low) < inside < high + (high - low):
         low, high = min(low, inside), max(high, inside)
     cells = (high - low) / spacing + _SPARE_CELLS
-    if not cells <= most_cells:
+    if not 0 < cells <= most_cells:  # rounding of huge losses may cross the ends
         return None
     cells = math.ceil(cells)
     size = max(2 ** math.ceil(math.log2(cells)), _FEWEST_CELLS)

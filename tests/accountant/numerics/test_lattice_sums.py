@@ -104,7 +104,8 @@ def test_mass_outside_the_window_is_charged(tilt, counts):
 
 def test_a_lattice_that_is_too_long_is_refused():
     parts = [summand(0, 0.2, 40)]
-    assert lattice_sum(parts, SPACING, 0.0, 1.0, -30.0, 0.0, 100) is None
+    for log_cut in (-30.0, 1e4):  # so large a cut leaves no window
+        assert lattice_sum(parts, SPACING, 0.0, 1.0, log_cut, 0.0, 100) is None
     wide = lattice_sum(parts, SPACING, 0.0, 1.0, -30.0, 0.0, 2**20)
     assert wide is not None and max(wide.outside) <= math.exp(-30) * (1 + 1e-6)
 

@@ -203,9 +203,7 @@ def _of_one(
     index = np.concatenate(
         [-_points_to(low, spacing)[:0:-1], _points_to(high, spacing)]
     )
-    points = spacing.step * index
-    # From below a point between any two splits their bin.
-    points = points if up else with_splits(points)
+    points = with_splits(spacing.step * index)
     bins = lattice.bins_of_step(points, loss, backward=backward)
     infinite = 0.0
     if up:
@@ -266,7 +264,7 @@ def _coarser(fine: Kernel, spacing: Spacing, parts: int, *, up: bool) -> Kernel:
     infinite = fine.infinite
     if up:
         masses, above = lattice.upper_masses(points, bins)
-        masses, infinite = lattice.joined_bins(points, masses), infinite + above
+        infinite += above
     else:
         masses = lattice.lower_masses(points, bins)
     return Kernel.of(first, masses, infinite, spacing.step, up=up)

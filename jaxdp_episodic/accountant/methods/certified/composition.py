@@ -17,7 +17,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Profile,
 )
 from jaxdp_episodic.accountant.methods.certified import lattice
-from jaxdp_episodic.accountant.methods.certified.lattice import Tails
 from jaxdp_episodic.accountant.methods.certified.plan import (
     CoarseLoss,
     Estimate,
@@ -29,7 +28,6 @@ from jaxdp_episodic.accountant.methods.certified.plan import (
     graded_grid,
     log_weight,
     make_plan,
-    split_at_values,
     with_splits,
 )
 from jaxdp_episodic.accountant.methods.run import Interval
@@ -83,7 +81,7 @@ class Curve(NamedTuple):
         """Returns log(delta) at an epsilon >= 0, rounded to the safe side."""
         sum_, sign = self.whole, 1 if self.up else -1
         at = epsilon - sign * sum_.shift
-        bound = chernoff_log_delta(sum_, self.infinite, epsilon) if self.up else 0.0
+        bound = self.chernoff_log_delta(epsilon) if self.up else 0.0
         if self.up and at < sum_.start:
             return bound  # losses below the window are missing
         at = max(at, sum_.start)
@@ -103,9 +101,7 @@ class Curve(NamedTuple):
         value, slope = self.log_delta(near), self.estimate(near)[1]
         step = min(_STEP_MARGIN * abs(value - log_delta), 1.0) / max(slope, 1e-300)
         step = max(step, _NEAR * (near + 1e-300))
-        bound = math.inf
-        if self.up:
-            bound = chernoff_epsilon(self.whole, self.infinite, log_delta)
+        bound = self.chernoff_epsilon(log_delta) if self.up else math.inf
         tried, sign = near, 1 if self.up else -1
         for _ in range(_MOST_STEPS):
             # Each one is certified by itself: no monotonicity is assumed.
@@ -165,27 +161,27 @@ class Curve(NamedTuple):
         truncated = above if self.up else below + above
         return (most * truncated + rounding) * (1 + SUMS_ERROR)
 
+    def chernoff_log_delta(self, epsilon: float) -> float:
+        """*Upper bound* of log(delta) without the cells."""
+        whole = self.whole
+        bound = whole.log_moment - whole.tilt * (epsilon - whole.shift)
+        bound += log_weight(whole.tilt)
+        bound += _exponent_error(whole, bound, epsilon)
+        return _with_infinite(bound, self.infinite)
 
-def chernoff_log_delta(whole: LatticeSum, infinite: float, epsilon: float) -> float:
-    """*Upper bound* of log(delta) without the cells."""
-    bound = whole.log_moment - whole.tilt * (epsilon - whole.shift)
-    bound += log_weight(whole.tilt)
-    bound += _exponent_error(whole, bound, epsilon)
-    return _with_infinite(bound, infinite)
-
-
-def chernoff_epsilon(whole: LatticeSum, infinite: float, log_delta: float) -> float:
-    """*Upper bound* of epsilon without the cells."""
-    level = log_delta - _exponent_error(whole, log_delta, 0.0)
-    if not level > LEAST_LOG_DELTA:
-        return math.inf  # rounding leaves nothing of delta
-    share = 1 - infinite * (1 + SUMS_ERROR) / math.exp(level)
-    if share <= 0:
-        return math.inf
-    level += math.log(share) - LOG_ERROR
-    bound = (whole.log_moment + log_weight(whole.tilt) - level) / whole.tilt
-    bound += LOG_ERROR * (abs(bound) + abs(whole.log_moment) / whole.tilt)
-    return max(bound + whole.shift, 0.0)
+    def chernoff_epsilon(self, log_delta: float) -> float:
+        """*Upper bound* of epsilon without the cells."""
+        whole = self.whole
+        level = log_delta - _exponent_error(whole, log_delta, 0.0)
+        if not level > LEAST_LOG_DELTA:
+            return math.inf  # rounding leaves nothing of delta
+        share = 1 - self.infinite * (1 + SUMS_ERROR) / math.exp(level)
+        if share <= 0:
+            return math.inf
+        level += math.log(share) - LOG_ERROR
+        bound = (whole.log_moment + log_weight(whole.tilt) - level) / whole.tilt
+        bound += LOG_ERROR * (abs(bound) + abs(whole.log_moment) / whole.tilt)
+        return max(bound + whole.shift, 0.0)
 
 
 def _with_infinite(log_delta: float, infinite: float) -> float:
@@ -235,13 +231,13 @@ class Step(NamedTuple):
 
 
 class Direction(NamedTuple):
-    """The steps in one direction: coarse losses, and their upper distributions."""
+    """The steps in one direction, and their coarse losses."""
 
     steps: Sequence[Step]
     backward: bool  # whether P and Q are exchanged
     coarse: list[CoarseLoss]  # of each step
-    uppers: list[tuple[Summand, float]]  # and the probability of an infinite loss
     expected: Plan  # *estimate* of the answer
+    most: float  # *upper bound* of the answer
 
 
 class Lattice(NamedTuple):
@@ -263,56 +259,44 @@ def certified_ends(
     backward = (False,) if is_symmetric else (False, True)
     directions = [_direction(steps, target, backward=b) for b in backward]
     directions.sort(key=lambda d: d.expected.bound, reverse=True)
-    ends: list[Interval] = []
+    low = high = unknown.lower
     for direction in directions:
-        most = _chernoff(direction, target)
-        found = max((e.lower for e in ends), default=unknown.lower)
-        if ends and most <= found:
-            ends.append(Interval(unknown.lower, most))
-            continue
-        start = Interval(unknown.lower, min(most, unknown.upper))
-        ends.append(_narrowed(direction, target, start, found, most_cells))
-    low, high = (max(end) for end in zip(*ends, strict=True))
-    return Interval(low, min(high, unknown.upper))
+        ends = Interval(unknown.lower, min(direction.most, unknown.upper))
+        if ends.upper > low:
+            ends = _narrowed(direction, target, ends, low, most_cells)
+        low, high = max(low, ends.lower), max(high, ends.upper)
+    return Interval(low, high)
 
 
 def _direction(steps: Sequence[Step], target: Target, *, backward: bool) -> Direction:
     """Evaluates the steps coarsely."""
-    coarse, uppers = [], []
+    coarse, uppers, infinite, displaced, are_whole = [], [], 0.0, 0.0, True
     for loss, count in steps:
         # A bin beyond the largest loss would have none of it, but raise its upper end.
         most = [float(loss.largest_loss(backward=b)) for b in (not backward, backward)]
         ends = np.array([-1, 1]) * most * (1 + 1e-12)
         grid = np.union1d(coarse_points(loss.hints()), ends[np.isfinite(ends)])
         points = with_splits(grid)
-        bins = lattice.bin_masses(points, *_tails(loss, points, backward=backward))
+        tails = lattice.evaluate_tails(loss, points, backward=backward)
+        bins = lattice.bin_masses(points, *tails)
         coarse.append(CoarseLoss.of(points, bins, count))
-        masses, infinite = lattice.upper_masses(points, bins)
-        masses = lattice.joined_bins(points, masses)
-        uppers.append((Summand(grid, grid, masses, count), infinite))
+        masses, lost = lattice.upper_masses(points, bins)
+        uppers.append(Summand(grid, grid, masses, count))
+        are_whole &= _is_whole(masses, lost)
+        infinite += count * lost
+        displaced += _displacement(Step(loss, count), grid)
     expected = make_plan(coarse, target, None, 1.0)
-    return Direction(steps, backward, coarse, uppers, expected)
-
-
-def _tails(loss: Profile, points: np.ndarray, *, backward: bool) -> tuple[Tails, Tails]:
-    """Returns the direction's own and the other direction's tails."""
-    forward, other = lattice.evaluate_tails(loss, points)
-    return (other, forward) if backward else (forward, other)
-
-
-def _chernoff(direction: Direction, target: Target) -> float:
-    """*Upper bound* of the answer, from the coarse upper distributions alone."""
-    summands = [upper for upper, _ in direction.uppers]
-    infinite = sum(upper.count * lost for upper, lost in direction.uppers)
-    if not all(_is_whole(upper.masses, lost) for upper, lost in direction.uppers):
-        return math.inf if target.of_epsilon else 0.0
-    whole, *_ = tilted(summands, direction.expected.tilt)
-    pairs = zip(direction.steps, summands, strict=True)
-    displaced = sum(_displacement(step, one.values) for step, one in pairs)
-    whole = whole._replace(shift=whole.shift + displaced)
-    bound = chernoff_epsilon if target.of_epsilon else chernoff_log_delta
-    found = bound(whole, infinite, target.given)
-    return found if math.isfinite(found) else math.inf if target.of_epsilon else 0.0
+    most = math.inf if target.of_epsilon else 0.0
+    if are_whole:
+        whole, *_ = tilted(uppers, expected.tilt)
+        whole = whole._replace(shift=whole.shift + displaced)
+        curve = Curve(whole, infinite, True, np.empty(0))
+        bound = (
+            curve.chernoff_epsilon if target.of_epsilon else curve.chernoff_log_delta
+        )
+        found = bound(target.given)
+        most = found if math.isfinite(found) else most
+    return Direction(steps, backward, coarse, expected, most)
 
 
 def _is_whole(masses: np.ndarray, infinite: float) -> bool:
@@ -367,7 +351,7 @@ def _by_one_loss(direction: Direction, target: Target, ends: Interval) -> float:
     at = most * _THRESHOLDS
     log_none, log_none_of_q = np.zeros((2, len(at)))
     for step in direction.steps:
-        own, _ = _tails(step.loss, at, backward=direction.backward)
+        own, _ = lattice.evaluate_tails(step.loss, at, backward=direction.backward)
         above = (own.profile + own.scaled) * (1 - LOG_ERROR)
         above = np.clip(above - own.profile_error - own.scaled_error, 0.0, 1.0)
         beyond = (own.scaled + own.scaled_error) * np.exp(-at) + UNDERFLOW
@@ -398,7 +382,6 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
     infinite = displaced = 0.0
     for step, each, span in zip(steps, anchors, plan.ranges, strict=True):
         center = _centered(step.loss, each, spacing, backward=backward)
-        losses = np.empty(0)
         if isinstance(step.loss, lattice.Finite):
             losses, _ = lattice.atoms_of(step.loss, backward=backward)
             if isinstance(step.loss, BoundingPair):
@@ -412,12 +395,9 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
         if not len(grid):
             return None
         points = with_splits(center + grid * spacing)
-        split_at_values(points, losses, _AT_POINT * spacing)
-        bins = lattice.bins_of_step(
-            points, step.loss, backward=backward, slack=_AT_POINT * spacing
-        )
+        slack = _AT_POINT * spacing
+        bins = lattice.bins_of_step(points, step.loss, backward=backward, slack=slack)
         masses, lost = lattice.upper_masses(points, bins)
-        masses = lattice.joined_bins(points, masses)
         if not _is_whole(masses, lost):
             return None
         uppers.append(Summand(grid, points[::2], masses, step.count))
@@ -479,7 +459,7 @@ def _centered(
     # The bin around 0 of a symmetric loss is centered already.
     for _ in range(0 if loss.is_symmetric else _MOST_MOVES):
         grid = center + np.array([-0.5, 0.5]) * spacing
-        bins = lattice.bin_masses(grid, *_tails(loss, grid, backward=backward))
+        bins = lattice.bins_of_step(grid, loss, backward=backward)
         (mass,), (at,) = lattice.merged_losses(grid, bins)
         if not (mass > _PEAK_MASS and grid[0] < at < grid[1]):
             break

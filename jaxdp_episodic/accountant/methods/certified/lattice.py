@@ -56,26 +56,26 @@ class BinMasses(NamedTuple):
     atom_error: float
     above: float  # P-probability above the last point
     above_error: float  # bound of its error
-    above_gain: float  # lower bound of h at the last point
     below: float  # upper bound of the P-probability below the first point
 
 
-def evaluate_tails(loss: Profile, points: np.ndarray) -> tuple[Tails, Tails]:
-    """Returns the forward and the backward tails of a step at ``|points|``, (m,)."""
+def evaluate_tails(
+    loss: Profile, points: np.ndarray, *, backward: bool = False
+) -> tuple[Tails, Tails]:
+    """Returns one direction's and the other's tails at ``|points|``, (m,)."""
     flat = np.abs(points)
     least = _least_loss(loss)
     displaced = np.where(flat < least, 2 * least, 0.0) + loss.tail_displacement(flat)
     displaced = displaced + loss_rounding(flat)
     every = loss.map(lambda field: np.full(flat.shape, field))
     chunk = min(_CHUNKS.numpy, max(_TERMS_AT_ONCE // loss.terms_of_profile, 16))
-    own, own_scaled, other, other_scaled = in_chunks(
+    h, scaled, other, other_scaled = in_chunks(
         _log_tails, (np.maximum(flat, least), every), _CHUNKS._replace(numpy=chunk)
     )
     relative = loss.profile_error()
-    return (
-        _tails(own, own_scaled, displaced, relative),
-        _tails(other, other_scaled, displaced, relative),
-    )
+    forward = _tails(h, scaled, displaced, relative)
+    reverse = _tails(other, other_scaled, displaced, relative)
+    return (reverse, forward) if backward else (forward, reverse)
 
 
 def displacement(loss: Profile) -> float:
@@ -197,8 +197,6 @@ def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
         atom_error=atom_error,
         above=above,
         above_error=above_error + _ARITHMETIC_ERROR * max(above, points[-1] < 0),
-        # the profile decreases, so below 0 it is at least this
-        above_gain=float(h[-1] - h_error[-1]),
         below=under,
     )
 
@@ -212,7 +210,7 @@ def merged_losses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, np.n
 
 
 def upper_masses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, float]:
-    """Returns the upper distribution on the points, (m,), and at an infinite loss."""
+    """Returns the upper distribution on ``points[::2]``, and at an infinite loss."""
     # An error of the upper end's part lifts losses and adds no probability.
     top = bins.top + bins.top_error
     masses = np.zeros(len(points))
@@ -220,18 +218,14 @@ def upper_masses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, float
     masses[:-1] += np.maximum(bins.bottom + bins.top + bins.mass_error - top, 0.0)
     masses[0] += bins.below * (1 + 1e-12)
     masses[points == 0] += bins.atom + bins.atom_error
-    # Adds everything that underflows above the last point.
-    return masses, bins.above + bins.above_error + 1e-300
-
-
-def joined_bins(points: np.ndarray, masses: np.ndarray) -> np.ndarray:
-    """Returns probabilities on ``points[::2]``; the others are split to both sides."""
+    # The probabilities of the other points are split to both sides.
     grid = points[::2]
     share = np.expm1(grid[:-1] - points[1::2]) / np.expm1(grid[:-1] - grid[1:])
     joined = masses[::2].copy()
     joined[:-1] += (1 - share) * masses[1::2] * (1 + 4e-15)
     joined[1:] += share * masses[1::2] * (1 + 4e-15)
-    return joined
+    # Adds everything that underflows above the last point.
+    return joined, bins.above + bins.above_error + 1e-300
 
 
 # --- Steps with finitely many losses ---
@@ -251,8 +245,7 @@ def bins_of_step(
     """Returns the bins of one direction of a step; ``slack``: see `bins_of_values`."""
     if isinstance(loss, Finite):
         return bins_of_values(points, loss, backward=backward, slack=slack)
-    own, other = evaluate_tails(loss, points)
-    return bin_masses(points, *((other, own) if backward else (own, other)))
+    return bin_masses(points, *evaluate_tails(loss, points, backward=backward))
 
 
 def bins_of_values(
@@ -291,8 +284,8 @@ def bins_of_masses(
     def below(weights: np.ndarray) -> np.ndarray:
         return np.bincount(cell[split] - 1, 0.5 * weights[split], len(points) - 1)
 
-    mass, error, (far, doubt) = mass[inside], error[inside], (mass[over], error[over])
-    gain = far @ -np.expm1(points[-1] - losses[over])
+    above, above_error = float(mass[over].sum()), float(error[over].sum())
+    mass, error = mass[inside], error[inside]
     return BinMasses(
         bottom=summed((1 - share) * mass),
         top=summed(share * mass) + below(mass),
@@ -300,9 +293,8 @@ def bins_of_masses(
         mass_error=summed(error) + below(error),
         atom=0.0,
         atom_error=0.0,
-        above=float(far.sum()),
-        above_error=float(doubt.sum()),
-        above_gain=max(float(gain - doubt.sum()), 0.0),
+        above=above,
+        above_error=above_error,
         below=under_mass,
     )
 

@@ -16,14 +16,9 @@ from jaxdp_episodic.accountant.losses.privacy_loss import Hints
 from jaxdp_episodic.accountant.methods.certified.lattice import BinMasses, merged_losses
 
 # Losses in nats at which every mechanism is evaluated: eight a decade.
-_ANY_LOSSES = np.geomspace(1e-10, 1e4, 113)
-# Distance from the mean of a Gaussian loss, in standard deviations, that has points.
-_LARGEST_DEVIATION = 12.0
-# Largest shift for which evenly spaced points cover a Gaussian loss from 0 on.
-_LARGEST_SHIFT = 100.0
-# For a larger shift: points around the mean of the loss, and further ones.
-_POINTS_ABOUT_MEAN = 97
-_FAR_POINTS = 160
+_ANY_LOSSES = np.geomspace(1e-10, 1e13, 185)
+# Points of a Gaussian loss, in standard deviations from its mean: ten in each.
+_DEVIATIONS = np.linspace(-12.0, 12.0, 241)
 # Smallest point, relative to the scale of small losses.
 _LEAST_LOSS = 1e-4
 # First grid of tilts, in 1/nat, two a decade; small ones are for large losses.
@@ -32,6 +27,8 @@ _TILTS = np.geomspace(1e-18, 1e8, 53)
 _FINER_TILTS = np.geomspace(10**-0.5, 10**0.5, 13)
 # Relative distances of the tilts in Chernoff's bound of what is outside of the window.
 _TILT_CHANGES = np.geomspace(0.01, 6.0, 14)
+# Exponent below which log-moments are cut, where every loss is far below 0.
+_LEAST_EXPONENT = -1e4
 # Share of the planned width for truncation and aliasing.
 _CUT_SHARE = 0.01
 # Share of delta's relative width for single losses above the lattice.
@@ -41,8 +38,8 @@ _FIRST_RELATIVE_WIDTH = 0.02
 # First guess of log(Chernoff bound / delta) for windows; and for a wanted delta.
 _FIRST_RESERVE = 6.0
 _FIRST_RESERVE_OF_DELTA = 12.0
-# Nats of a bound of log(delta) that are given up where delta is near 1.
-_NEAR_ONE = 0.1
+# Nats of Chernoff's bound of log(delta) that are given up for a larger tilt.
+_SPARE_NATS = 0.1
 # Largest product of a tilt and the wanted width of epsilon.
 _STEEPEST = 50.0
 # Smallest log(delta) that is planned for; below -745 float64 underflows.
@@ -136,18 +133,10 @@ class CoarseLoss(NamedTuple):
     def log_moment(self, tilts: np.ndarray) -> np.ndarray:
         """Returns ``log E_P exp(c L)`` of all steps at many tilts c."""
         alive = self.mass > 0
-        mass, loss = self.mass[alive], self.loss[alive]
-        exponent = tilts[:, None] * loss
-        largest = exponent.max(-1, initial=0.0)
-        # e^x - 1 keeps the digits of small moments; e^(x - largest) does not overflow.
-        near = largest <= 600
-        small = np.sum(np.expm1(exponent[near]) * mass, -1)
-        result = np.empty(len(tilts))
-        result[near] = np.log1p(np.maximum(small, -1 + 1e-15))
-        largest = largest[~near]
-        large = np.sum(np.exp(exponent[~near] - largest[:, None]) * mass, -1)
-        result[~near] = np.log(large) + largest
-        return self.count * result
+        exponent = np.log(self.mass[alive]) + tilts[:, None] * self.loss[alive]
+        largest = exponent.max(-1, initial=_LEAST_EXPONENT)
+        whole = np.sum(np.exp(exponent - largest[:, None]), -1)
+        return self.count * (np.log(whole + 1e-300) + largest)
 
     def tilted(self, tilt: float) -> np.ndarray:
         """Returns the probabilities of the tilted distribution."""
@@ -173,19 +162,11 @@ class Plan(NamedTuple):
 def coarse_points(hints: Hints) -> np.ndarray:
     """Returns losses of either sign and 0, ascending: the edges of the cells."""
     shift = float(hints.furthest)
-    furthest = shift * (0.5 * shift + _LARGEST_DEVIATION)
-    if shift <= _LARGEST_SHIFT:
-        gaussian = np.linspace(0.0, furthest, 45 + 2 * int(shift))[1:]
-    else:
-        # The loss is about shift² / 2, many deviations from 0; a geometric grid for
-        # smaller losses, and for multiples of the shift.
-        mean, deviations = 0.5 * shift * shift, _LARGEST_DEVIATION * shift
-        near = np.linspace(mean - deviations, mean + deviations, _POINTS_ABOUT_MEAN)
-        gaussian = np.union1d(near, np.geomspace(1e3, 2 * furthest, _FAR_POINTS))
+    gaussian = shift * (0.5 * shift + _DEVIATIONS)
     # smaller losses are negligible, and larger ones do not occur
     least = _LEAST_LOSS * float(hints.rate) * min(float(hints.shift), 1.0)
-    inside = (_ANY_LOSSES >= least) & (_ANY_LOSSES <= 2 * furthest)
-    positive = np.union1d(_ANY_LOSSES[inside], gaussian)
+    inside = (_ANY_LOSSES >= least) & (_ANY_LOSSES <= 2 * gaussian[-1])
+    positive = np.union1d(_ANY_LOSSES[inside], gaussian[gaussian > 0])
     return np.concatenate([-positive[::-1], [0.0], positive])
 
 
@@ -207,13 +188,10 @@ def make_plan(
     at = known.epsilon if known else at
     tilt, bound = _best_tilt(losses, at, goal)
     epsilon = at if at is not None else max(bound, 0.0)
-    if known:
-        # A smaller tilt keeps rare large losses rare, and the window short.
-        tilt = min(tilt, known.slope)
     if target.of_epsilon:
-        tilt = min(tilt, _STEEPEST / target.width(epsilon))
-    else:
-        tilt = max(tilt, _largest_cheap_tilt(losses, epsilon))
+        # A smaller tilt keeps rare large losses rare, and the window short.
+        slope = known.slope if known else math.inf
+        tilt = min(tilt, slope, _STEEPEST / target.width(epsilon))
     log_moment = float(_log_moments(losses, np.array([tilt]))[0])
     log_bound = min(log_moment - tilt * epsilon + log_weight(tilt), 0.0)
     slope = max(known.slope, 0.1 * tilt) if known else tilt
@@ -262,27 +240,19 @@ def _best_tilt(
     losses: Sequence[CoarseLoss], epsilon: float | None, log_delta: float
 ) -> tuple[float, float]:
     """Returns the tilt with the smallest Chernoff bound, and that bound."""
-    tilts, best, bounds = _TILTS, 1.0, np.empty(0)
+    best, bounds, spare = 1.0, np.empty(0), 0.0
     for factors in (_TILTS, _FINER_TILTS):
         tilts = best * factors
         weights = np.array([log_weight(float(c)) for c in tilts])
         exponents = _log_moments(losses, tilts) + weights
         if epsilon is not None:
-            bounds = exponents - tilts * epsilon
+            # If delta is near 1 the best tilt is close to 0, and the window of hardly
+            # tilted losses long.
+            bounds, spare = exponents - tilts * epsilon, _SPARE_NATS
         else:
             bounds = (exponents - log_delta) / tilts
-        best = float(tilts[np.argmin(bounds)])
+        best = float(tilts[bounds <= bounds.min() + spare].max(initial=tilts[0]))
     return best, float(np.min(bounds))
-
-
-def _largest_cheap_tilt(losses: Sequence[CoarseLoss], epsilon: float) -> float:
-    """If delta is near 1: the largest tilt whose bound is also near 1; else 0."""
-    # The best tilt is then close to 0, and the window of hardly tilted losses is long.
-    weights = np.array([log_weight(float(c)) for c in _TILTS])
-    bounds = _log_moments(losses, _TILTS) + weights - _TILTS * epsilon
-    if bounds.min() < -_NEAR_ONE:
-        return 0.0
-    return float(_TILTS[bounds <= _NEAR_ONE].max(initial=0.0))
 
 
 def _log_moments(losses: Sequence[CoarseLoss], tilts: np.ndarray) -> np.ndarray:
@@ -369,11 +339,9 @@ def _lengths(
 
 
 def center_of(coarse: CoarseLoss) -> float:
-    """Returns where a narrow peak would be: the median, or 0 if its atom is heavier."""
+    """Returns where a narrow peak would be: the median."""
     median = int(np.searchsorted(np.cumsum(coarse.mass), 0.5))
-    median = min(median, len(coarse.mass) - 1)
-    atom = float(coarse.mass[coarse.loss == 0].max(initial=0.0))
-    return 0.0 if atom >= coarse.mass[median] else float(coarse.loss[median])
+    return float(coarse.loss[min(median, len(coarse.loss) - 1)])
 
 
 def aligned(spacing: float, distances: np.ndarray, weights: np.ndarray) -> float:
@@ -450,17 +418,3 @@ def with_splits(grid: np.ndarray) -> np.ndarray:
     points = np.empty(2 * len(grid) - 1)
     points[::2], points[1::2] = grid, grid[:-1] + root**2 * before / (before + after)
     return points
-
-
-def split_at_values(points: np.ndarray, values: np.ndarray, slack: float) -> None:
-    """Moves the point in each bin of a grid to the middle one of the values inside."""
-    grid = points[::2]
-    values = np.sort(values)
-    cell = np.searchsorted(grid, values, side="right") - 1
-    inside = (cell >= 0) & (cell < len(grid) - 1)
-    values, cell = values[inside], cell[inside]
-    inside = (values - grid[cell] > slack) & (grid[cell + 1] - values > slack)
-    values, cell = values[inside], cell[inside]
-    bins, start, number = np.unique(cell, return_index=True, return_counts=True)
-    middle = values[start + (number - 1) // 2] + values[start + number // 2]
-    points[2 * bins + 1] = 0.5 * middle

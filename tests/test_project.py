@@ -318,15 +318,15 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 60_274,
+    "jaxdp_episodic": 60_178,
     "jaxdp_episodic/accountant/describe": 3_674,
     "jaxdp_episodic/accountant/losses": 4_911,
-    "jaxdp_episodic/accountant/methods": 5_644,
+    "jaxdp_episodic/accountant/methods": 5_568,
     "jaxdp_episodic/accountant/numerics": 3_058,
     "jaxdp_episodic/accountant/questions": 5_778,
     "jaxdp_episodic/accountant/bounds": 1_744,
     "jaxdp_episodic/accountant/interop": 1_604,
-    "jaxdp_episodic/accountant/report": 2_023,
+    "jaxdp_episodic/accountant/report": 2_004,
     "jaxdp_episodic/trainer/data": 3_438,
     "jaxdp_episodic/trainer/draw": 1_409,
     "jaxdp_episodic/trainer/config": 1_315,
@@ -342,7 +342,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/book": 1_101,
     "jaxdp_episodic/tools/train": 1_248,
     "jaxdp_episodic/tools/explore": 456,
-    "jaxdp_episodic/tools/cli": 2_204,
+    "jaxdp_episodic/tools/cli": 2_203,
     "jaxdp_episodic/files": 1_361,
     "experiments": 7_103,
     "tests": 48_254,

@@ -33,6 +33,7 @@ from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
 from jaxdp_episodic.accountant.losses import gaussian_mixtures as mixtures, people
 from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.numerics.loops import logsumexp
 
 Pairs = tuple[PrivacyLoss, ...]
 
@@ -40,6 +41,9 @@ Pairs = tuple[PrivacyLoss, ...]
 ALWAYS = np.ones(1)
 # The smallest normal number: threads of JAX may take smaller ones for 0.
 _SMALLEST_PRODUCT = np.finfo(np.float64).tiny
+# Smaller positive rates of levels are raised to it: products over all levels of a
+# person are then normal numbers. Kernels raise rates to it anyway.
+_SMALLEST_RATE = 1e-60
 # Largest number of clip units of one person: distributions and sums have as many terms.
 MOST_UNITS = 20_000
 # Largest product of the number of components and the largest number of units: an
@@ -142,6 +146,7 @@ class Settings:
         columns += [column(number) for number in numbers]
         arrays = np.broadcast_arrays(np.ones(1), *columns)
         table = np.stack([array.reshape(-1) for array in arrays], axis=1)
+        table = np.where(table > 0, np.maximum(table, _SMALLEST_RATE), table)
         rows, inverse = np.unique(table, axis=0, return_inverse=True)
         self._inverse = inverse.reshape(arrays[0].shape)
         self._rows = []
@@ -247,11 +252,11 @@ def theorem_2(law: np.ndarray, worst: np.ndarray, rate: float = 1.0) -> Mixture:
 def theorem_m(numbers: np.ndarray, masses: np.ndarray) -> Mixture:
     """Theorem M: the mixture over the contributions; ``cover`` is P(J >= 1)."""
     some = numbers > 0
-    chance = float(np.exp(masses[some]).sum())
-    if not chance > 0:
+    if not np.any(some):
         return Mixture(1.0, 0.0, np.ones(1), np.zeros(1))
-    shares = masses[some] - np.log(chance)
-    return Mixture(1.0, min(chance, 1.0), numbers[some], shares)
+    log_chance = logsumexp(masses[some])
+    chance = float(np.clip(np.exp(log_chance), _SMALLEST_PRODUCT, 1.0))
+    return Mixture(1.0, chance, numbers[some], masses[some] - log_chance)
 
 
 def person_stages(step: GaussianStep) -> tuple[Stage, ...]:
@@ -312,7 +317,7 @@ def mixture_pair(
     """
     outer, cover, *lists = settings.mixtures(theorem)
     shift = shift_of(step.noise_multiplier, 1.0)
-    parts: Any = (outer * visible, cover, shift, *lists)
+    parts: Any = (product([outer, visible]), cover, shift, *lists)
     if poisson_rate is not None:
         parts = (*parts, poisson_rate)
         return people.ReplacedUnitLoss(*parts)
@@ -331,7 +336,8 @@ def _pair_m(
     """Theorem M as a `GaussianMixtureLoss`; ``rate`` multiplies P(J >= 1)."""
     _, cover, counts, log_weights, _ = settings.mixtures(theorem)
     shifts = tuple(shift_of(step.noise_multiplier, count) for count in counts)
-    return mixtures.GaussianMixtureLoss(visible, rate * cover, shifts, log_weights)
+    rate = product([rate, cover])
+    return mixtures.GaussianMixtureLoss(visible, rate, shifts, log_weights)
 
 
 def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
@@ -380,7 +386,8 @@ def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
         return Mixture(1.0, 1.0, counts * stages[-1].bound, masses, missed)
 
     if not is_poisson:
-        return certain, mixture_pair(step, settings, last_level, visible=outer * rate)
+        outer = product(step.path_rates.rates)
+        return certain, mixture_pair(step, settings, last_level, visible=outer)
     if relation == "replace_one":
         # The unit's own draw is hidden too: the others' draws do not depend on it.
         pair = mixture_pair(

@@ -309,10 +309,15 @@ def answered(question: Question) -> np.ndarray:
 def rows_of(question: Question, words: Words, *missing: np.ndarray) -> list[np.ndarray]:
     """Returns the result, (), and its derivatives by numbers, (i,) or (i, j)."""
     places = question.missing
-    # JAX's threads flush subnormal rates to 0.
-    rates = [place.endswith(_RATE) for place in places]
-    pairs = zip(missing, rates, strict=True)
-    asked = filled(question, [_rounded_up(a, float) if up else a for a, up in pairs])
+    given = dict(zip(places, missing, strict=True))
+
+    def number(where: str, value: Any) -> Any:
+        value = given.get(where, value)
+        # JAX's threads flush subnormal rates to 0, known ones too.
+        is_rate = where.endswith(_RATE)
+        return _rounded_up(np.asarray(value), float) if is_rate else value
+
+    asked = mapped(question, number)
     answer = answered(asked)
     shape = answer.shape
     found: dict[tuple[int, ...], np.ndarray] = {(): answer}

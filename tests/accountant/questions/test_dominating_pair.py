@@ -56,12 +56,17 @@ def test_grouped_classes(drawn, unit, relation, kind, rates):
 
 @pytest.mark.parametrize("relation", [ADD, SWAP, ZERO])
 @pytest.mark.parametrize("clip", "abc")
-def test_a_product_of_rates_below_the_smallest_number_is_not_0(clip, relation):
-    coins = [jde.Poisson(level, sampling_probability=1e-200) for level in "abc"]
+@pytest.mark.parametrize("unit", ["person", "a", "c"])
+def test_a_product_of_rates_below_the_smallest_number_is_not_0(unit, clip, relation):
+    known = {"sampling_probability": 1e-200, "population": 2}
+    coins = [jde.Poisson(level, **known) for level in "abc"]
+    bounds = jde.PersonBounds(examples=2, classes=2, tasks=2)
     step = jde.GaussianStep(
         jde.MultistageSampling(*coins),
         noise_multiplier=1e-3,
         clip_unit=clip,
+        privacy_unit=unit,
+        people=bounds if unit == "person" else None,
         neighboring_relation=relation,
     )
     assert jde.epsilon(step, delta=0.0, num_steps=1) == np.inf

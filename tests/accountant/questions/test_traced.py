@@ -76,8 +76,8 @@ def in_float32() -> Iterator[None]:
 def test_subnormal_numbers_are_kept() -> None:
     """JAX flushes them to 0, and a rate of 0 loses nothing."""
 
-    def delta(rate: Any) -> Any:
-        return traced.delta(step(2.0, rate), epsilon=0.5, num_steps=1)
+    def delta(rate: Any, noise: Any = 2.0) -> Any:
+        return traced.delta(step(noise, rate), epsilon=0.5, num_steps=1)
 
     rates = np.array([1e-38, 1e-40, 1e-44, 0.0], np.float32)
     found = np.asarray(jax.jit(delta)(rates), np.float64)
@@ -86,6 +86,7 @@ def test_subnormal_numbers_are_kept() -> None:
     assert np.all(found >= true) and found[2] > 0 == found[3]
     with jax.enable_x64(True):
         assert jax.jit(delta)(5e-324) > 0
+        assert jax.jit(partial(delta, 5e-324))(2.0) > 0
     # A tiny delta must not become 0, at which no epsilon is finite.
     small = jax.jit(lambda d: epsilon(5.0, delta=d))(np.float32(1e-42))
     assert small < 4

@@ -19,6 +19,7 @@ from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     GaussianMixtureLoss,
+    ReplacedMixtureLoss,
     ReplacedTruncatedLoss,
     SwappedGaussianLoss,
     TruncatedGaussianLoss,
@@ -34,7 +35,6 @@ from jaxdp_episodic.accountant.losses.mixture_halves import log_rest
 from jaxdp_episodic.accountant.losses.people import (
     PeopleLoss,
     ReplacedPeopleLoss,
-    ReplacedUnitLoss,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
@@ -87,6 +87,7 @@ SHIPPED: dict[type[PrivacyLoss], PrivacyLoss] = {
         ReplacedTruncatedLoss(*_TRUNCATED, _ONE),
         ZeroedTruncatedLoss(*_TRUNCATED, _ONE),
         GaussianMixtureLoss(_ONE, _RATE, _SHIFTS, _WEIGHTS),
+        ReplacedMixtureLoss(_ONE, _RATE, _SHIFTS, _WEIGHTS),
         AllocatedGaussianLoss(_OUTER, **_EPOCH),
         AllocatedBoundingLoss(_OUTER, **_ABOVE),
         AllocatedAntipodalLoss(
@@ -95,7 +96,6 @@ SHIPPED: dict[type[PrivacyLoss], PrivacyLoss] = {
         AllocatedAntipodalBoundingLoss(_ONE, **_ABOVE, inner_rate=0.3 * _ONE),
         PeopleLoss(_ONE, 0.7 * _ONE, _SHIFT / 3, *_PEOPLE),
         ReplacedPeopleLoss(_ONE, 0.7 * _ONE, _SHIFT / 3, *_PEOPLE),
-        ReplacedUnitLoss(_ONE, _ONE, _SHIFT / 3, *_PEOPLE, _RATE),
         LaplaceLoss(_ONE, _RATE, _SHIFT),
         _finite(),
         RandomizedResponseLoss(_ONE, _SHIFT, 0 * _ONE),

@@ -161,7 +161,7 @@ def _mixture(step: GaussianStep) -> Any:
     if len(pairs) != 1 or math.prod(pairs[0].shape) != 1:
         return None
     pair: Any = pairs[0].map(np.ravel)
-    if isinstance(pair, GaussianMixtureLoss):
+    if type(pair) is GaussianMixtureLoss:
         shares = np.exp(np.concatenate(pair.log_weights))
         numbers = np.concatenate(pair.shifts) * step.noise_multiplier
         is_whole = bool(pair.outer_rate == 1) and np.all(np.isfinite(numbers))

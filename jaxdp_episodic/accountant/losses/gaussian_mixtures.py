@@ -313,7 +313,7 @@ class GaussianMixtureLoss(MixtureLoss):
         )
         return self.halves(xp.broadcast_to(self.rate, shape), shift, weight)
 
-    def halves(self, rate: Array, shift: Array, weight: Array) -> tuple[Half, Half]:
+    def halves(self, rate: Array, shift: Array, weight: Array) -> tuple[Half, ...]:
         """See `MixtureLoss`."""
         xp = namespace(rate, shift)
         rate, shift = positive(rate, 1.0), positive(shift, LARGEST)
@@ -337,6 +337,24 @@ class GaussianMixtureLoss(MixtureLoss):
         parts = zip(self.shifts, self.log_weights, strict=True)
         there = [xp.where(weight > -xp.inf, shift, 0.0) for shift, weight in parts]
         return functools.reduce(xp.maximum, there)
+
+
+@dataclass(frozen=True)
+class ReplacedMixtureLoss(GaussianMixtureLoss):
+    """``(1-p) N(0) + p sum_i w_i N(shift_i)`` against its mirror image."""
+
+    is_symmetric: ClassVar[bool] = True
+    MOVE: ClassVar[float] = 2.0
+
+    def halves(self, rate: Array, shift: Array, weight: Array) -> tuple[Half, ...]:
+        """See `MixtureLoss`."""
+        up, fall = super().halves(rate, shift, weight)
+        move, rest = up.move, up.p_zero
+        return (Half("turn", fall.low, up.high, move, rest, move, rest, fall.p_low),)
+
+    def bulk(self) -> tuple[Array, Array]:
+        """See `Nodes`: without the unit the loss is near 0."""
+        return super(GaussianMixtureLoss, self).bulk()
 
 
 # --- A Poisson sample of clip units, truncated at random to a largest batch size ---

@@ -262,9 +262,8 @@ def _nodes(
 
     def points(end: Array, kink: Array) -> tuple[Pair, Pair]:
         end = np.maximum(end, 2.0)
-        widest = np.where(ratios.parts.is_hidden, turn, s)
         # A number of nodes with the rule's density, for a line of any length.
-        longer = np.max(end * np.maximum(widest, 1.0)) / _USUAL_LENGTH
+        longer = np.max(end * np.maximum(s, 1.0)) / _USUAL_LENGTH
         number = int(rule.num_nodes * np.clip(longer, 1.0, _MOST_DENSE))
         line = half_line(zero, end, (kink,), zero + _EVEN, number)
         # Paths rise after the kink, or never if zeros are low.
@@ -453,9 +452,7 @@ class PeopleLoss(GaussianLoss, Nodes):
         s = np.clip(np.where(s > 0, s, 1.0), self.SMALLEST_LOSS, self.LARGEST_LOSS)
         log_none = np.maximum(count * log_rest, LOG_ZERO)
         log_some = np.log(-np.expm1(log_none))
-        never = np.zeros(shape, bool)
-        parts = Components(count, weight, log_some, log_none, log_rest, s, never)
-        return u, e, parts
+        return u, e, Components(count, weight, log_some, log_none, log_rest, s)
 
     def _largest_count(self) -> Array:
         largest = np.zeros(())
@@ -476,24 +473,3 @@ class ReplacedPeopleLoss(PeopleLoss):
     """Contributions of a person that are replaced by other ones; symmetric."""
 
     is_symmetric: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class ReplacedUnitLoss(ReplacedPeopleLoss):
-    """Replaced contributions of a unit that is itself sampled, unseen, at a rate."""
-
-    unit_rate: Array  # sampling probability of the unit
-    is_symmetric: ClassVar[bool] = True
-
-    def hints(self) -> Hints:
-        """See `PrivacyLoss`: of a sampled unit."""
-        drawn = super().hints()
-        rate = drawn.rate * self.unit_rate
-        return drawn._replace(rate=rate, odds=rate)
-
-    def _components(
-        self, u: Array, shape: tuple[int, ...]
-    ) -> tuple[Array, Array, Components]:
-        u, e, parts = super()._components(u, shape)
-        rate = positive(np.broadcast_to(self.unit_rate, shape), 1.0)
-        return u, e, parts.sampled_together(rate)

@@ -44,15 +44,6 @@ class Components(NamedTuple):
     log_none: Array  # ``log(1 - p)``, kept finite
     log_rest: Array  # ``log(1 - q)`` of each contribution, kept finite
     shift: Array  # s > 0
-    is_hidden: Array  # whether `sampled_together` at a rate below 1
-
-    def sampled_together(self, rate: Array) -> Components:
-        """The same if all contributions are sampled together with ``rate``."""
-        log_some = self.log_some + np.log(rate)
-        log_none = np.maximum(np.log1p(-np.minimum(np.exp(log_some), 1.0)), LOG_ZERO)
-        return self._replace(
-            log_some=log_some, log_none=log_none, is_hidden=rate + 0 * self.shift < 1
-        )
 
     def log_shares(self, j: Array) -> Array:
         """Returns ``log(b_j / p) - j² s² / 2``; j has one further axis in front."""
@@ -66,7 +57,6 @@ class Components(NamedTuple):
         more = counts - kept
         share = log_binomial(counts + 0 * j, kept) + kept * np.log(-np.expm1(rests))
         share = share + np.where(more > 0, more * rests, 0.0)
-        # p without `sampled_together`, whose rate is a factor of every b_j.
         share = share - np.log(-np.expm1(np.maximum(counts * rests, LOG_ZERO)))
         share = share - 0.5 * (j * self.shift) ** 2
         return np.where(j <= self.count, np.maximum(share, LOG_ZERO), LOG_ZERO)
@@ -306,10 +296,7 @@ class Ratios:
         # If e < 1 zeros of the density lie where e B^+ = (1-e) B^-, pi apart in angle.
         s = self.parts.shift
         if not self.covers:
-            # For a binomial distribution with more weight at 0, zeros may lie as low as
-            # where all terms first fill a half-plane, at any real part.
-            hidden = self.parts.is_hidden
-            return np.where(hidden, NOWHERE, 0.0), np.where(hidden, self.last * s, s)
+            return 0.0 * s, s
         odds = log_rest(self.cover) - np.log(self.cover)
         some = odds > 0
         pair = self.parts.halves(np.ones_like(s), replaced=True)[0]

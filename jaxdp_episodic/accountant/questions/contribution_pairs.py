@@ -301,29 +301,17 @@ def refuse_many(*bounds: Any) -> None:
 
 
 def mixture_pair(
-    step: GaussianStep,
-    settings: Settings,
-    theorem: Any,
-    *,
-    leaves: bool = False,
-    visible: np.ndarray = ALWAYS,
-    poisson_rate: np.ndarray | None = None,
+    step: GaussianStep, settings: Settings, theorem: Any, *, leaves: bool = False
 ) -> PrivacyLoss:
     """The dominating pair of a theorem's `Mixture` at each setting.
 
     ``leaves``: whether contributions vanish in the other data set, as under zero_out;
-    otherwise they change. ``visible``: probability of a visible event, a factor of both
-    profiles. ``poisson_rate``: of the protected unit itself, if its draw is hidden.
+    otherwise they change.
     """
+    leaves = leaves or step.neighboring_relation == "zero_out"
+    kind = people.PeopleLoss if leaves else people.ReplacedPeopleLoss
     outer, cover, *lists = settings.mixtures(theorem)
-    shift = shift_of(step.noise_multiplier, 1.0)
-    parts: Any = (product([outer, visible]), cover, shift, *lists)
-    if poisson_rate is not None:
-        parts = (*parts, poisson_rate)
-        return people.ReplacedUnitLoss(*parts)
-    if leaves or step.neighboring_relation == "zero_out":
-        return people.PeopleLoss(*parts)
-    return people.ReplacedPeopleLoss(*parts)
+    return kind(outer, cover, shift_of(step.noise_multiplier, 1.0), *lists)
 
 
 def _pair_m(
@@ -333,11 +321,12 @@ def _pair_m(
     visible: np.ndarray = ALWAYS,
     rate: np.ndarray = ALWAYS,
 ) -> PrivacyLoss:
-    """Theorem M as a `GaussianMixtureLoss`; ``rate`` multiplies P(J >= 1)."""
+    """Theorem M; ``visible`` multiplies the profiles, ``rate`` P(J >= 1)."""
+    replaced = step.neighboring_relation == "replace_one"
+    kind = mixtures.ReplacedMixtureLoss if replaced else mixtures.GaussianMixtureLoss
     _, cover, counts, log_weights, _ = settings.mixtures(theorem)
     shifts = tuple(shift_of(step.noise_multiplier, count) for count in counts)
-    rate = product([rate, cover])
-    return mixtures.GaussianMixtureLoss(visible, rate, shifts, log_weights)
+    return kind(visible, product([rate, cover]), shifts, log_weights)
 
 
 def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
@@ -374,27 +363,15 @@ def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
     is_certain = all(np.all(stage.rate == 1) for stage in below)
     if others_react or is_certain or many > MOST_UNITS:
         return (certain,)  # under add_remove other units are drawn in its place
-    settings = Settings(below, most)
 
-    def all_levels(stages: Any, most: float) -> Mixture:
+    def number(stages: Any, most: float) -> Mixture:
         counts, masses = laws.log_visible(stages)
         return theorem_m(np.minimum(counts, most), masses)
 
-    def last_level(stages: Any, _: float) -> Mixture:
-        counts, masses = laws.log_visible(stages[:-1])
-        missed = _log_missed(stages[-1].rate)
-        return Mixture(1.0, 1.0, counts * stages[-1].bound, masses, missed)
-
-    if not is_poisson:
-        outer = product(step.path_rates.rates)
-        return certain, mixture_pair(step, settings, last_level, visible=outer)
-    if relation == "replace_one":
-        # The unit's own draw is hidden too: the others' draws do not depend on it.
-        pair = mixture_pair(
-            step, settings, last_level, visible=outer, poisson_rate=rate
-        )
-        return certain, pair
-    return (_pair_m(step, settings, all_levels, outer, rate),)
+    settings = Settings(below, most)
+    if not is_poisson:  # the draw of the unit is visible
+        return certain, _pair_m(step, settings, number, product([outer, rate]))
+    return (_pair_m(step, settings, number, outer, rate),)
 
 
 def tree_of_person(step: GaussianStep, sampling: MultistageSampling) -> Pairs:

@@ -11,13 +11,13 @@ from scipy.stats import binom
 
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
+    ReplacedMixtureLoss,
     ZeroedGaussianLoss,
 )
 from jaxdp_episodic.accountant.losses.mixture_halves import log_rest
 from jaxdp_episodic.accountant.losses.people import (
     PeopleLoss,
     ReplacedPeopleLoss,
-    ReplacedUnitLoss,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
@@ -168,9 +168,14 @@ def test_one_unit_is_the_row_of_an_example(kind, row, p, r, s):
 
 
 def unit(coin, q, s, counts, weights):
-    """Replaced contributions of a Poisson-sampled unit."""
-    loss = people(ReplacedPeopleLoss, q, 1.0, s, counts, weights)
-    return ReplacedUnitLoss(**vars(loss), unit_rate=np.array([coin]))
+    """Replaced contributions of a Poisson-sampled unit, and the law of their number."""
+    j = np.arange(max(counts) + 1)
+    law = coin * sum(
+        w * binom.pmf(j, n, q) for n, w in zip(counts, weights, strict=True)
+    )
+    rate, (shifts, logs) = law[1:].sum(), (s * j[1:, None], np.log(law[1:, None]))
+    fields = tuple(shifts), tuple(logs - np.log(rate))
+    return ReplacedMixtureLoss(np.ones(1), np.array([rate]), *fields), law
 
 
 UNITS = [(0.05, 0.2, 0.5, [8], [1.0]), (0.3, 0.5, 0.6, [2, 5], [0.4, 0.6])]
@@ -178,17 +183,14 @@ UNITS = [(0.05, 0.2, 0.5, [8], [1.0]), (0.3, 0.5, 0.6, [2, 5], [0.4, 0.6])]
 
 @pytest.mark.parametrize("setting", [*UNITS, (1.0, 0.3, 0.7, [4], [1.0])])
 def test_a_hidden_coin_is_in_the_mixtures(setting):
-    coin, q, s, counts, weights = setting
-    laws = [coin * binom.pmf(np.arange(n + 1), n, q) for n in counts]
+    (coin, _, s, *_), (loss, law) = setting, unit(*setting)
     for u in (0.0, 0.1, 1.0, 3.0):
-        expected = mp.mpf(0)
-        for law, w in zip(laws, weights, strict=True):
-            sides = [(c, s * j) for j, c in enumerate(law)]
-            pair = [[(1 - coin, 0), *((c, k * m) for c, m in sides)] for k in (1, -1)]
-            expected += w * precise.mp_tails(*pair, u)[0]
+        sides = [(c, s * j) for j, c in enumerate(law)]
+        pair = [[(1 - coin, 0), *((c, k * m) for c, m in sides)] for k in (1, -1)]
+        expected = float(precise.mp_tails(*pair, u)[0])
         with np.errstate(all="ignore"):
-            ((found, _), _) = unit(*setting).log_tails(np.array([u]))
-        assert np.exp(found[0]) == pytest.approx(float(expected), rel=1e-9)
+            ((found, _), _) = loss.log_tails(np.array([u]))
+        assert np.exp(found[0]) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,7 @@ def test_steps_with_a_hidden_coin_are_within_certified_ends(setting, steps):
     """Zeros of these mixtures' moments may lie close to the real axis."""
     question, run = (
         EpsilonAt(np.log([1e-5])),
-        Run((unit(*setting),), (np.array([steps]),)),
+        Run((unit(*setting)[0],), (np.array([steps]),)),
     )
     low, high = pld_bounds(question, run)
     answer = exact_answer(question, run, certify=False)

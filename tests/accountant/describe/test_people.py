@@ -233,18 +233,15 @@ def person(
     return jde.GaussianStep(design, people=people, **fields)
 
 
-def test_bounds_broadcast_with_the_step() -> None:
-    bounds = jde.PersonBounds(examples=[[1], [2]], classes=np.arange(1, 4))
-    assert person(GROUPED, bounds, noise_multiplier=1.0).shape == (2, 3)
-
-
-def test_blocks_are_whole_and_default_to_a_person() -> None:
+def test_blocks_are_whole_and_bounds_broadcast_with_the_step() -> None:
     assert BLOCKS.num_possible_episodes == 5  # the 21st person is left out
     assert BLOCKS.level_names == ("episode", "class", "example")
     assert BLOCKS.with_scheme(P("episode", sampling_probability=0.5)) != BLOCKS
     assert BLOCKS.with_scheme(W("class", size=1, population=23)).schemes[1].size == 1
     step = jde.GaussianStep(BLOCKS, noise_multiplier=1.0, people=PEOPLE)
     assert (step.privacy_unit, step.clip_unit) == ("person", "episode")
+    bounds = jde.PersonBounds(examples=[[1], [2]], classes=np.arange(1, 4))
+    assert person(GROUPED, bounds, noise_multiplier=1.0).shape == (2, 3)
 
 
 EXACT = W("example", size=2, population=4, population_is_exact=True)

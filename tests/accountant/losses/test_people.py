@@ -58,16 +58,12 @@ def exchanged(kind, p, law, s):
     return people(kind, p, rate, s, np.arange(1, len(law)), law[1:])
 
 
-def reached(m, r):
-    return binom.pmf(np.arange(m + 1), m, r)
-
-
 SETTINGS = {
     "frames": (frames, 5, 0.1, 0.3, 0.7),
     "frames, rare": (frames, 4, 1e-4, 1e-3, 1.0),
     "coins": (people, 0.3, 1.0, 1e-4, [6], [1.0]),
-    "exchanged": (exchanged, 0.8, reached(4, 0.2), 0.6),
-    "drawn surely": (exchanged, 1.0, reached(3, 0.3), 0.5),
+    "exchanged": (exchanged, 0.8, binom.pmf(range(5), 4, 0.2), 0.6),
+    "drawn surely": (exchanged, 1.0, binom.pmf(range(4), 3, 0.3), 0.5),
     "unequal": (people, [0.0, 0.3, 1.0, 0.5], 0.8, 0.6, [1, 2, 2, 5], [0.2] * 4),
     "nothing hidden": (people, 1.0, 1.0, 0.4, [0, 1, 3], [0.5, 0.3, 0.2]),
 }
@@ -264,7 +260,7 @@ def test_forward_is_the_larger_profile_at_every_loss():
 
 
 def test_large_shifts_get_enough_nodes():
-    loss = exchanged(PeopleLoss, 0.8, reached(12, 0.5), 2.5)
+    loss = exchanged(PeopleLoss, 0.8, binom.pmf(range(13), 12, 0.5), 2.5)
     question, run = EpsilonAt(np.log([1e-5])), Run((loss,), (np.array([10.0]),))
     found = exact_answer(question, run, certify=False)
     assert found.error < 1e-10 * found.value

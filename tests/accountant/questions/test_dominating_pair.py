@@ -58,8 +58,7 @@ def test_grouped_classes(drawn, unit, relation, kind, rates):
 @pytest.mark.parametrize("clip", "abc")
 @pytest.mark.parametrize("unit", ["person", "a", "c"])
 def test_a_product_of_rates_below_the_smallest_number_is_not_0(unit, clip, relation):
-    known = {"sampling_probability": 1e-200, "population": 2}
-    coins = [jde.Poisson(level, **known) for level in "abc"]
+    coins = [jde.Poisson(i, sampling_probability=1e-200, population=2) for i in "abc"]
     bounds = jde.PersonBounds(examples=2, classes=2, tasks=2)
     step = jde.GaussianStep(
         jde.MultistageSampling(*coins),

@@ -21,7 +21,6 @@ from oracles.mixtures import hockey_stick
 
 W, P = jde.WithoutReplacement, jde.Poisson
 Bounds = jde.PersonBounds
-DIRECTIONS = ("forward", "backward")
 TWO_OF_TWENTY = W("example", size=2, population=20)
 RUN = {"num_steps": 50, "delta": 1e-5}
 
@@ -160,7 +159,9 @@ def test_the_smallest_theorem_counts_for_each_setting() -> None:
     assert np.argmin(each, axis=0).tolist() == [0, 1]
     found = jde.epsilon(step, num_steps=10, **run)
     np.testing.assert_allclose(found, np.min(each, axis=0), rtol=1e-12)
-    profiles = [jde.privacy_profile(step, 1.0, direction=d) for d in DIRECTIONS]
+    profiles = [
+        jde.privacy_profile(step, 1.0, direction=d) for d in ("forward", "backward")
+    ]
     np.testing.assert_array_equal(jde.privacy_profile(step, 1.0), np.max(profiles, 0))
 
 

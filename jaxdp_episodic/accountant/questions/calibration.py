@@ -128,7 +128,6 @@ class Question(Spec):
 
     def of_some(
         self,
-        shape: tuple[int, ...],
         index: Any,
         places: Sequence[str] = (),
         change: Callable[[Any], Any] | None = None,
@@ -142,7 +141,7 @@ class Question(Spec):
 
         def taken(where: str, value: Any) -> Any:
             if np.ndim(value):
-                value = np.broadcast_to(value, shape).reshape(-1)[index]
+                value = np.broadcast_to(value, self.shape).reshape(-1)[index]
             return change(value) if change and where in places else value
 
         return mapped(self, taken, checked=checked)
@@ -189,7 +188,7 @@ class Calibration(Question):
 
     def excess_by(self, place: str) -> Excess:
         """Returns the excess as a function of the number at a field path."""
-        shape, usual, targets = self.shape, self.option, self.targets
+        usual, targets = self.option, self.targets
 
         def excess(value: np.ndarray, active: np.ndarray) -> np.ndarray:
             found, large = np.empty(active.size), targets[active] > _LARGE
@@ -197,7 +196,7 @@ class Calibration(Question):
                 if not np.any(some):
                     continue
                 to = functools.partial(lambda new, _: new, value[some])
-                asked = self.of_some(shape, active[some], [place], to, checked=True)
+                asked = self.of_some(active[some], [place], to, checked=True)
                 epsilon, error, is_bound = asked.answer_by(method)
                 # The estimate of its error is added; that of a bound is not known.
                 is_bound |= method == "rdp"
@@ -332,7 +331,7 @@ def calibrate_noise_multiplier(
         found = np.where(run.facts.loses_nothing.all(axis=-1), 0.0, found)
     positive = np.where(found > 0, found, np.inf)
     if np.any(positive < _NEXT_TO_NONE):
-        one: Any = question.of_some(found.shape, np.argmin(positive))
+        one: Any = question.of_some(np.argmin(positive))
         warnings.warn(
             f"noise_multiplier={positive.min():.3g} is next to none and protects "
             f"nobody: epsilon={one.epsilon:g} and delta={one.delta:g} almost permit a "
@@ -461,11 +460,10 @@ def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:
     low, high = np.zeros(least.size), least
     active = np.arange(least.size)
     while active.size:
-        enough = excess(high[active], active) <= 0
-        more = active[~enough & (2 * high[active] <= _LONGEST_EPOCH)]
-        high[active[~enough & (2 * high[active] > _LONGEST_EPOCH)]] = 0.0
-        low[more], high[more] = high[more], 2 * high[more]
-        active = more
+        short = active[~(excess(high[active], active) <= 0)]
+        low[short], high[short] = high[short], 2 * high[short]
+        active = short[high[short] <= _LONGEST_EPOCH]
+    high[high > _LONGEST_EPOCH] = 0.0
 
     def shorter(inverse: np.ndarray, active: np.ndarray) -> np.ndarray:
         return excess(low[active] + high[active] - inverse, active)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -172,32 +173,32 @@ def slope(
     ``by_bounds``: also by differences of certified bounds, where there are no exact
     answers.
     """
-    shape, method, is_delta = np.shape(answer), question.option, question.kind == DELTA
+    method, is_delta = question.option, question.kind == DELTA
     if question.kind == NOISE:
         # Epsilon is fixed at its target.
         every, noise = np.arange(np.size(answer)), np.reshape(answer, -1)
-        at = question.of_some(shape, every, [STEP_NOISE], lambda _: noise)
+        at = question.of_some(every, [STEP_NOISE], lambda _: noise)
         numbers: Any = {DELTA: at.delta, NUM_STEPS: at.num_steps}
         inner = Question(kind=EPSILON, step=at.step, option=method, **numbers)
         epsilon = inner.answer_by(method).value
         by = functools.partial(slope, inner, answer=epsilon, by_bounds=by_bounds)
         found = 1.0 if EPSILON in places else -by(places)
-        return (found / by([STEP_NOISE])).reshape(shape)
+        return (found / by([STEP_NOISE])).reshape(np.shape(answer))
     scale = scale_of(places[0], question.all_numbers[places[0]]) if not scale else scale
-    by = functools.partial(difference, question, places=places, shape=shape)
+    by = functools.partial(difference, question, places)
     if question.kind == RDP:
-        return by(curve, scale=scale)
+        return by(curve, scale)
 
     def unbounded(some: Question) -> np.ndarray:
         """Answers that are not certified bounds, else NaN."""
         found = some.answer_by(CONTOUR if method == "exact" else method)
         return np.where(found.is_certified, np.nan, found.value)
 
-    found = by(unbounded, scale=scale)
+    found = by(unbounded, scale)
     known = answer > 0 if is_delta else np.isfinite(answer)
     left = np.asarray(np.isnan(found) & known)
     if method == "exact" and by_bounds and np.any(left):
-        some = question.of_some(shape, np.flatnonzero(left))
+        some = question.of_some(np.flatnonzero(left))
         left[left] = some.answer_by(method).is_certified
         size, end = scale[0]
         if is_count(places[0].rpartition(".")[2]):  # they have whole counts only
@@ -210,27 +211,24 @@ def slope(
 
 def curve(question: Question) -> np.ndarray:
     """Returns Rényi divergences at one order for each setting."""
-    orders, runs = np.asarray(question.orders, np.float64)[..., None], question.runs()
-    shape = np.broadcast_shapes(orders.shape, *((*r.shape[:-1], 1) for r in runs))
-    return api.curve_of(runs, orders, question.option, shape[:-1])
+    orders = np.asarray(question.orders, np.float64)[..., None]
+    return api.curve_of(question.runs(), orders, question.option, question.shape)
 
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def difference(
     question: Question,
+    places: Sequence[str],
     function: Callable[[Question], np.ndarray],
     scale: Scale,
     rule: _Rule = _EXACT,
-    *,
-    places: Sequence[str],
-    shape: tuple[int, ...],
 ) -> np.ndarray:
     """Returns the derivative of a function of the question by numbers; or NaN."""
 
     def moved(by: np.ndarray, index: np.ndarray) -> np.ndarray:
-        return function(question.of_some(shape, index, places, lambda x: x + by))
+        return function(question.of_some(index, places, lambda x: x + by))
 
-    number = int(np.prod(shape))
+    shape, number = question.shape, math.prod(question.shape)
     found, best = np.full(number, np.nan), np.full(number, np.inf)
     for (size, end), shares in zip(scale, (rule.shares, _DOWN), strict=False):
         size, end = (np.broadcast_to(a, shape).reshape(-1) for a in (size, end))

@@ -319,7 +319,6 @@ def rows_of(question: Question, words: Words, *missing: np.ndarray) -> list[np.n
 
     asked = mapped(question, number)
     answer = answered(asked)
-    shape = answer.shape
     found: dict[tuple[int, ...], np.ndarray] = {(): answer}
     with using_engine("numpy"), np.errstate(all="ignore"):
         for word in dict.fromkeys(filter(None, words)):
@@ -333,7 +332,7 @@ def rows_of(question: Question, words: Words, *missing: np.ndarray) -> list[np.n
 
             (by,) = second
             scale = scale_of(by[0], asked.all_numbers[by[0]])
-            found[word] = difference(asked, by_first, scale, places=by, shape=shape)
+            found[word] = difference(asked, by, by_first, scale)
     return [found[word] for word in words]
 
 
@@ -480,7 +479,11 @@ def _completed(question: Question, words: Words, *arrays: np.ndarray) -> np.ndar
     every = np.array(arrays).reshape(len(arrays), -1)
     rows = every[:number]
     index = np.flatnonzero(np.isnan(rows).any(axis=0))
-    some = question.of_some(shape, index)
+
+    def whole(_: str, value: Any) -> Any:
+        return np.broadcast_to(value, shape) if np.ndim(value) else value
+
+    some = mapped(question, whole, checked=False).of_some(index)
     rows[:, index] = rows_of(some, words, *every[number:, index])
     return rows.reshape(-1, *shape)
 

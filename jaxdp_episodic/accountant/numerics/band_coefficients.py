@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -40,10 +41,18 @@ def band_error(
 
 
 @functools.lru_cache(maxsize=256)
-def _fitted(count: int, num_steps: int, horizon: float) -> tuple[float, ...]:
+def band_coefficients(count: int, num_steps: int, horizon: float) -> np.ndarray:
+    """Returns (count,) coefficients of norm 1, the first one positive; read-only.
+
+    They minimize `band_error` over the family ``(1 - a x)^-gamma``, truncated to
+    ``count`` terms, for a run of ``num_steps`` steps and an optimizer that remembers
+    ``horizon`` of them. docs/theory.md, "Correlated noise".
+    """
+    if count == 1:
+        return np.ones(1)
     from scipy.optimize import minimize
 
-    def family(point: np.ndarray) -> np.ndarray:
+    def family(point: Any) -> np.ndarray:
         # The search moves a logit and a logarithm, so it cannot leave the family.
         decay, exponent = 1 / (1 + np.exp(-point[0])), np.exp(point[1])
         k = np.arange(1, count)
@@ -54,25 +63,10 @@ def _fitted(count: int, num_steps: int, horizon: float) -> tuple[float, ...]:
         found = band_error(family(point), num_steps, horizon)
         return found if np.isfinite(found) else np.inf
 
-    fits = [
-        minimize(
-            error,
-            [np.log(decay / (1 - decay)), np.log(exponent)],
-            method="Nelder-Mead",
-            options={"xatol": 1e-6, "fatol": _TOLERANCE, "maxiter": 2000},
-        )
-        for decay, exponent in _STARTS
-    ]
-    return tuple(family(min(fits, key=lambda fit: fit.fun).x))
-
-
-def band_coefficients(count: int, num_steps: int, horizon: float) -> np.ndarray:
-    """Returns (count,) coefficients of norm 1, the first one positive.
-
-    They minimize `band_error` over the family ``(1 - a x)^-gamma``, truncated to
-    ``count`` terms, for a run of ``num_steps`` steps and an optimizer that remembers
-    ``horizon`` of them. docs/theory.md, "Correlated noise".
-    """
-    if count == 1:
-        return np.ones(1)
-    return np.array(_fitted(count, num_steps, float(horizon)))
+    starts = [[np.log(a / (1 - a)), np.log(gamma)] for a, gamma in _STARTS]
+    options = {"xatol": 1e-6, "fatol": _TOLERANCE, "maxiter": 2000}
+    how: Any = {"method": "Nelder-Mead", "options": options}
+    fits = [minimize(error, start, **how) for start in starts]
+    found = family(min(fits, key=lambda fit: fit.fun).x)
+    found.setflags(write=False)
+    return found

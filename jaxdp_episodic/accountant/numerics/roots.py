@@ -13,6 +13,10 @@ import numpy as np
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, while_loop
 
 _MAX_EVALUATIONS = 200
+# `largest_within`: largest and smallest first step, in log x, and the largest factor.
+_FARTHEST = np.log(16.0)
+_NEAREST = 5e-4
+_LARGEST_FACTOR = 1e4
 # `smallest_within`: relative width of the final bracket.
 _WIDTH = 2e-15
 # `smallest_within`: factor between the points tried for a bracket.
@@ -26,80 +30,82 @@ _CLIP = 1e8
 
 def largest_within(
     excess: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    low: np.ndarray,
-    high: np.ndarray,
+    start: np.ndarray,
+    ends: tuple[Any, Any],
     *,
+    slope: float,
     tolerance: float | np.ndarray,
-    integer: bool = False,
-    ends: tuple[np.ndarray, np.ndarray] | None = None,
+    whole: int = 0,
 ) -> np.ndarray:
-    """Largest x in [low, high) that was evaluated and has ``excess(x) <= 0``.
+    """Largest x between two ends that was evaluated and has ``excess(x) <= 0``, or 0.
 
     ``excess(x, index)`` is increasing, for the elements ``index``: the logarithm of a
-    ratio. ``tolerance`` is relative; ``ends`` are the values at low and high, if known.
+    ratio. ``slope`` is a lower estimate of its derivative by log x, ``tolerance`` is
+    relative. With ``whole=1`` x is a whole number, with -1 the inverse of one.
 
     Raises:
       RuntimeError: no convergence, as the function is not increasing.
     """
-    # The secant method in (log x, excess) in a bracket; in (log x, ratio) where the
-    # ratio is 0 at the lower end. Points are placed half a tolerance beside the
-    # estimate, so that both ends converge.
-    low, high = np.array(low, np.float64), np.array(high, np.float64)
-    last_x, last_f = low.copy(), np.full(low.shape, np.nan)
-    old_width = np.full((2, *low.shape), np.inf)
-    trial = np.sqrt(low) * np.sqrt(high)
-    below = last_f.copy()
-    if ends is not None:
-        below, above = (np.array(end, np.float64) for end in ends)
-        is_zero = np.isneginf(below)
-        last_x, last_f = np.where(is_zero, (high, above), (low, below))
-        first = _secant(high, above, last_x, last_f)
-        inside = (first > low) & (first < high)
-        trial = np.where(inside, first, trial)
+    # From the start by growing factors until the sign changes. Then the secant method
+    # in (log x, excess) in a bracket; in (log x, ratio) where the ratio is 0 at the
+    # lower end. Points are placed half a tolerance beside the estimate, so that both
+    # ends converge.
+    floor, ceiling, tolerances = (
+        np.broadcast_to(a, start.shape) for a in (*ends, tolerance)
+    )
+    x, active = np.clip(start, floor, ceiling), np.arange(start.size)
+    # Ends (0: not known) and their values, the last point and value, the last factor.
+    state = np.repeat([0.0, 0.0, *5 * [np.nan]], x.size).reshape(7, -1)
+    widths = np.full((2, x.size), np.inf)  # of the last two brackets
     for _ in range(_MAX_EVALUATIONS):
-        open_ = high - low > (1 if integer else tolerance * low)
-        active = np.flatnonzero(open_)
         if active.size == 0:
-            return low
-        x = trial[active]
-        if integer:
-            x = np.clip(np.rint(x), low[active] + 1, high[active] - 1)
-        f = excess(x, active)
-        within = f <= 0
-        low[active] = np.where(within, x, low[active])
-        high[active] = np.where(within, high[active], x)
-        below[active] = np.where(within, f, below[active])
-        last = last_x[active], last_f[active]
-        values = np.array([f, last[1]])
-        with np.errstate(over="ignore"):
-            values = np.where(np.isneginf(below[active]), np.expm1(values), values)
-        new, old = values
-        known = np.isfinite(f)  # other points give no line
-        trial[active] = np.where(known, _secant(x, new, last[0], old), np.nan)
-        slow = np.ones(low.shape, bool)
-        slow[active] = ~(np.abs(new) <= 0.1 * np.abs(old))
-        last_x[active], last_f[active] = np.where(known, (x, f), last)
-        # Finished elements may have high = 0, but these results are not used.
-        with np.errstate(divide="ignore", invalid="ignore"):
+            return state[0]
+        low, high, below, above, last_x, last_f, factor = state[:, active]
+        at, f = x[active], excess(x[active], active)
+        within, had_both = f <= 0, (low > 0) & (high > 0)
+        low, high = np.where(within, (at, high), (low, at))
+        below, above = np.where(within, (f, above), (below, f))
+        both = (low > 0) & (high > 0)
+        is_new = both & ~had_both
+        with np.errstate(all="ignore"):
+            # Towards the other sign.
+            first = np.exp(np.maximum(np.fmin(np.abs(f) / slope, _FARTHEST), _NEAREST))
+            grown = np.fmin(factor * factor, _LARGEST_FACTOR)
+            factor = np.where(np.isnan(factor), first, grown)
+            moved = at * np.where(within, factor, 1 / factor)
+            # Within the bracket.
+            new_x, new_f = np.where(is_new, (high, above), (at, f))
+            old_x, old_f = np.where(is_new, (low, below), (last_x, last_f))
+            is_ratio, known = np.isneginf(below) & ~is_new, np.isfinite(f)
+            new, old = np.where(is_ratio, np.expm1((new_f, old_f)), (new_f, old_f))
+            incline = (new - old) / np.log(new_x / old_x)
+            trial = new_x * np.exp(-new / incline)
             width = np.log(high) - np.log(low)
             # Towards the farther end.
-            nudge = 1 + (0.5 / high if integer else 0.4 * tolerance)
-            trial *= np.where(high / trial > trial / low, nudge, 1 / nudge)
-        stuck = ~(trial > low) | ~(trial < high)
-        stuck |= slow & (width > 0.5 * old_width[0])
-        trial = np.where(stuck, np.sqrt(low) * np.sqrt(high), trial)
-        old_width = np.stack([old_width[1], width])
+            nudge = 1 + (0.5 * high**-whole if whole else 0.4 * tolerances[active])
+            nudge = np.where(high / trial > trial / low, nudge, 1 / nudge)
+            trial = np.where(is_new, trial, trial * nudge)
+            stuck = ~((incline > 0) & (known | is_new) & (trial > low) & (trial < high))
+            stuck |= ~(np.abs(new) <= 0.1 * np.abs(old)) & (
+                width > 0.5 * widths[0, active]
+            )
+            trial = np.where(stuck, np.sqrt(low) * np.sqrt(high), trial)
+            is_open = high - low > tolerances[active] * low
+            if whole:
+                numbers = np.sort((low**whole, high**whole), axis=0)
+                is_open = numbers[1] - numbers[0] > 1.5
+                inside = np.rint(trial**whole)
+                trial = np.clip(inside, numbers[0] + 1, numbers[1] - 1) ** whole
+                moved = np.rint(moved**whole) ** whole
+        least, most = floor[active], ceiling[active]
+        x[active] = np.where(both, trial, np.clip(moved, least, most))
+        last = np.where(known, (at, f), (last_x, last_f))
+        end = np.where(np.isneginf(below), (high, above), (low, below))
+        state[:, active] = low, high, below, above, *np.where(is_new, end, last), factor
+        widths[:, active] = np.where(had_both, (widths[1, active], width), np.inf)
+        going = np.where(within, at < most, at > least)
+        active = active[np.where(both, is_open, going)]
     raise RuntimeError(f"no convergence after {_MAX_EVALUATIONS} evaluations")
-
-
-def _secant(
-    x: np.ndarray, f: np.ndarray, last_x: np.ndarray, last_f: np.ndarray
-) -> np.ndarray:
-    """Root of the line through two points in (log x, f); NaN if it does not rise."""
-    with np.errstate(all="ignore"):
-        slope = (f - last_f) / np.log(x / last_x)
-        trial = x * np.exp(-f / slope)
-    return np.where((slope > 0) & np.isfinite(trial), trial, np.nan)
 
 
 def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:

@@ -19,11 +19,11 @@ from jaxdp_episodic.accountant.describe.step import (
     compose,
     steps_owed,
 )
+from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of, rdp as rdp_of
 from jaxdp_episodic.accountant.questions.calibration import (
     calibrate_noise_multiplier,
     calibrate_num_steps,
-    largest_from,
 )
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 
@@ -308,7 +308,7 @@ def _with_steps_before(
 
     # Initial value: as if the steps before were more steps of this kind.
     start = math.sqrt(1 - total) / _noise(step, epsilon, delta, num_steps)
-    found = largest_from(
+    found = largest_within(
         excess, np.array([start]), _INVERSE_NOISE, slope=1.0, tolerance=_SHARES
     )
     if not found[0]:

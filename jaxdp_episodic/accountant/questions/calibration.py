@@ -48,9 +48,6 @@ _OF_NOISE = 0.9
 OF_STEPS = 0.45
 # Lower estimate of d log epsilon / d log rate.
 _OF_RATE = 0.45
-# Largest and smallest first step of a bracket, in the logarithm of the setting.
-_FARTHEST = np.log(16.0)
-_NEAREST = 5e-4
 # Smallest and largest noise multiplier of the search.
 _LEAST_NOISE = 1e-9
 MOST_NOISE = 1e18
@@ -240,45 +237,6 @@ def _shift_of(epsilon: np.ndarray, twice_nats: np.ndarray) -> np.ndarray:
     return 2 * epsilon / (np.sqrt(twice_nats + 2 * epsilon) + np.sqrt(twice_nats))
 
 
-def largest_from(
-    excess: Excess,
-    start: np.ndarray,
-    ends: tuple[Any, Any],
-    *,
-    slope: float,
-    tolerance: float | np.ndarray,
-    integer: bool = False,
-) -> np.ndarray:
-    """Returns `largest_within` of the numbers between two ends; 0 if there is none.
-
-    It moves from ``start`` by growing factors until the sign changes.
-    """
-    floor, ceiling = (np.broadcast_to(end, start.shape) for end in ends)
-    x, active = np.clip(start, floor, ceiling), np.arange(start.size)
-    low, high = np.zeros((2, x.size))
-    below, above = np.full((2, x.size), np.nan)
-    factor = None
-    while active.size:
-        at = x[active]
-        value = excess(at, active)
-        ok = value <= 0
-        for end, values, some in ((low, below, ok), (high, above, ~ok)):
-            end[active[some]], values[active[some]] = at[some], value[some]
-        if factor is None:
-            far = np.fmin(np.abs(value) / slope, _FARTHEST)
-            factor = np.exp(np.maximum(far, _NEAREST))
-        going = np.where(ok, at < ceiling[active], at > floor[active])
-        active = active[going & ((low[active] == 0) | (high[active] == 0))]
-        grown = x[active] * np.where(low > 0, factor, 1 / factor)[active]
-        grown = np.rint(grown) if integer else grown
-        x[active] = np.clip(grown, floor[active], ceiling[active])
-        factor = np.minimum(factor * factor, 1e4)
-    high, known = np.where(low > 0, high, 0.0), (below, above)
-    return largest_within(
-        excess, low, high, tolerance=tolerance, integer=integer, ends=known
-    )
-
-
 @public_function(None)
 def calibrate_noise_multiplier(
     step: GaussianStep | LaplaceRelease,
@@ -318,7 +276,7 @@ def calibrate_noise_multiplier(
     # Rounding at large targets may exceed the tolerance.
     rounded = np.minimum(_ROUNDING_OF_ORDERS * targets, COARSEST)
     with asking_together(targets.size * _EVALUATIONS):
-        inverse = largest_from(
+        inverse = largest_within(
             lambda inverse, active: by_noise(1 / inverse, active),
             question.initial_inverse_noise(),
             (1 / MOST_NOISE, 1 / _LEAST_NOISE),
@@ -368,13 +326,13 @@ def calibrate_num_steps(
     question = Calibration.of(step, epsilon, delta, 1, method)
     start = np.ones(question.targets.size)
     with asking_together(start.size * _EVALUATIONS):
-        found = largest_from(
+        found = largest_within(
             question.excess_by(NUM_STEPS),
             start,
             (1.0, float(_MAX_STEPS)),
             slope=OF_STEPS,
             tolerance=0,
-            integer=True,
+            whole=1,
         )
     return found.astype(np.int64).reshape(question.shape)[()]
 
@@ -427,13 +385,16 @@ def calibrate_rate(
     place = rate_places(step)[level]
     one: Any = mapped(step, lambda where, n: smallest if where == place else n)
     question = Calibration.of(one, epsilon, delta, num_steps, method)
-    excess, shape = question.excess_by(f"step.{place}"), question.shape
-    if isinstance(scheme, EpochScheme):
-        first = np.full(question.targets.shape, float(np.max(smallest, initial=1)))
-        return _shortest_epoch(excess, first).reshape(shape)[()]
-    is_size = isinstance(scheme, WithoutReplacement)
-    ends: Any = (_SMALLEST_PROBABILITY, 1.0)
-    if is_size:
+    by_rate, shape = question.excess_by(f"step.{place}"), question.shape
+    excess, whole, ends = by_rate, 0, (_SMALLEST_PROBABILITY, 1.0)
+    if isinstance(scheme, EpochScheme):  # the rate is the inverse of the length
+        whole, ends = -1, (1 / _LONGEST_EPOCH, 1 / np.max(smallest, initial=1))
+
+        def by_inverse(inverse: np.ndarray, active: np.ndarray) -> np.ndarray:
+            return by_rate(np.rint(1 / inverse), active)
+
+        excess = by_inverse
+    elif isinstance(scheme, WithoutReplacement):
         if level not in (names := one.level_names_used):
             raise ValueError(
                 f"level must be one of {names}, at or above the privacy unit, "
@@ -442,36 +403,15 @@ def calibrate_rate(
         group: Any = one.path_rates.group_sizes[names.index(level)]
         # The largest size that matters, or that ``small_units`` permits.
         refused = one.small_units == "error"
-        ends = smallest, group.min(axis=-1) if refused else group.max(axis=-1)
-    ends = [np.broadcast_to(end, shape).reshape(-1).astype(np.float64) for end in ends]
-    found = largest_from(
-        excess,
-        ends[1],
-        (ends[0], ends[1]),
-        slope=_OF_RATE,
-        tolerance=0 if is_size else _TOLERANCE,
-        integer=is_size,
-    )
-    return (found.astype(int) if is_size else found).reshape(shape)[()]
-
-
-def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:
-    """Doubles the epoch length until it meets the target, then bisects."""
-    low, high = np.zeros(least.size), least
-    active = np.arange(least.size)
-    while active.size:
-        short = active[~(excess(high[active], active) <= 0)]
-        low[short], high[short] = high[short], 2 * high[short]
-        active = short[high[short] <= _LONGEST_EPOCH]
-    high[high > _LONGEST_EPOCH] = 0.0
-
-    def shorter(inverse: np.ndarray, active: np.ndarray) -> np.ndarray:
-        return excess(low[active] + high[active] - inverse, active)
-
-    # `largest_within` needs an epsilon that grows: mirror the length.
-    start, stop = np.where(low > 0, low, high), np.where(low > 0, high, 0.0)
-    found = largest_within(shorter, start, stop, tolerance=0, integer=True)
-    return np.where(low > 0, low + high - found, high).astype(np.int64)
+        whole, most = 1, group.min(axis=-1) if refused else group.max(axis=-1)
+        ends = smallest, most
+    least, most = (np.broadcast_to(e, shape).reshape(-1).astype(float) for e in ends)
+    options: Any = {"slope": _OF_RATE, "tolerance": _TOLERANCE, "whole": whole}
+    found = largest_within(excess, most, (least, most), **options)
+    if not whole:
+        return found.reshape(shape)[()]
+    found[found > 0] **= whole
+    return np.rint(found).astype(np.int64).reshape(shape)[()]
 
 
 def _check_is(step: Any, *kinds: type) -> None:

@@ -363,10 +363,10 @@ def _largest_mu(epsilon: float, log_delta: float, tolerance: float) -> float:
     def excess(mu: np.ndarray, _: np.ndarray) -> np.ndarray:
         return float64_boundary(log_gaussian_profile)(mu, epsilon) - log_delta
 
-    low, high = np.array([1e-30]), np.array([_MOST_MU])
-    if excess(high, np.zeros(1, int)) <= 0:
-        return math.inf
-    return float(largest_within(excess, low, high, tolerance=tolerance)[0])
+    ends, most = (1e-30, _MOST_MU), np.array([_MOST_MU])
+    options: Any = {"slope": 1.0, "tolerance": tolerance}
+    found = float(largest_within(excess, most, ends, **options)[0])
+    return math.inf if found == _MOST_MU else found
 
 
 def curve_points(

@@ -541,16 +541,7 @@ def search_budget(
             assert search.run_epsilon is not None  # exactly one is given
             total(search.run_epsilon)
             return budgets[search.run_epsilon]
-        low, high = target * _SMALLEST_SHARE, target
-        if not total(low) <= target:
-            raise ValueError(
-                f"epsilon must be larger for a search with {search.trials!r}, got "
-                f"{target:g} at delta {search.delta:g}: runs of epsilon {low:.2g} "
-                f"already cost {upward(budgets[low].epsilon)}; expect fewer runs, or "
-                "use a smaller eta"
-            )
-        if total(high) <= target:  # one run, for example
-            return budgets[high]
+        low = target * _SMALLEST_SHARE
 
         def excess(run_epsilon: np.ndarray, _: np.ndarray) -> np.ndarray:
             one = float(run_epsilon[0])
@@ -559,9 +550,17 @@ def search_budget(
             console.print(cost, highlight=False)
             return np.atleast_1d(np.log(whole / target))
 
-        ends = np.array([low]), np.array([high])
-        found = float(largest_within(excess, *ends, tolerance=_TOLERANCE)[0])
-        return budgets[found]
+        options: Any = {"slope": 1.0, "tolerance": _TOLERANCE}
+        ends = low, target
+        found = largest_within(excess, np.array([target]), ends, **options)
+        if not found[0]:
+            raise ValueError(
+                f"epsilon must be larger for a search with {search.trials!r}, got "
+                f"{target:g} at delta {search.delta:g}: runs of epsilon {low:.2g} "
+                f"already cost {upward(budgets[low].epsilon)}; expect fewer runs, or "
+                "use a smaller eta"
+            )
+        return budgets[float(found[0])]
 
 
 def _curve(

@@ -32,8 +32,8 @@ def test_the_answer_is_just_below_the_root(curve):
         seen.update({(i, at): v for i, at, v in zip(index, x, value, strict=True)})
         return value
 
-    low, high = ROOTS / 50, ROOTS * 1000
-    found = largest_within(excess, low, high, tolerance=TOLERANCE)
+    ends = ROOTS / 50, ROOTS * 1000
+    found = largest_within(excess, ends[0], ends, slope=1.0, tolerance=TOLERANCE)
     assert np.all(found <= ROOTS)
     assert np.all(found >= ROOTS * (1 - 2 * TOLERANCE))
     assert all(seen[i, x] <= 0 for i, x in enumerate(found))
@@ -48,25 +48,27 @@ def test_a_root_beside_zeros_is_found_quickly():
         with np.errstate(divide="ignore"):
             return np.log(np.maximum(x / ROOTS[index] - 1, 0.0) * 1e6)
 
-    low, high = ROOTS / 50, ROOTS * 1000
-    with np.errstate(divide="ignore"):
-        ends = np.log([0 * low, 999e6 + 0 * low])
-    found = largest_within(excess, low, high, tolerance=TOLERANCE, ends=ends)
+    ends = ROOTS / 50, ROOTS * 1000
+    found = largest_within(excess, ends[0], ends, slope=1.0, tolerance=TOLERANCE)
     root = ROOTS * (1 + 1e-6)
     assert np.all(found <= root) and np.all(found >= root * (1 - 2 * TOLERANCE))
     assert len(turns) <= 15  # bisection took 35
 
 
-def test_integers_are_searched_exactly():
-    last = np.array([1, 2, 17, 1000, 123_456_789])
+@pytest.mark.parametrize("whole", [1, -1])
+def test_integers_are_searched_exactly(whole):
+    """Also their inverses."""
+    last = np.array([1, 2, 17, 1000, 123_456_789, 2**30])
 
     def excess(x, index):
-        assert np.all(x == np.floor(x))
-        return x - (last[index] + 0.5)
+        number = np.rint(x**whole)
+        np.testing.assert_allclose(x**whole, number, rtol=1e-15)
+        return whole * (number - last[index]) - 0.5
 
-    low, high = np.ones(5), np.full(5, 2.0**31)
-    found = largest_within(excess, low, high, tolerance=0, integer=True)
-    np.testing.assert_array_equal(found, last)
+    ends = np.sort(np.array([1.0, 2.0**31]) ** whole)
+    start = np.ones(last.size)
+    found = largest_within(excess, start, ends, slope=0.5, tolerance=0, whole=whole)
+    np.testing.assert_array_equal(found, last ** float(whole))
 
 
 FALLING = {

@@ -155,10 +155,7 @@ def test_the_largest_shape_is_a_poisson_distribution_above_zero(runs):
         (lambda: NegativeBinomialTrials(expected_runs=0.5), ">= 1"),
         (lambda: NegativeBinomialTrials(expected_runs="2"), "expected_runs"),
         (lambda: NegativeBinomialTrials(expected_runs=2, eta=-1), "eta must"),
-        (
-            lambda: NegativeBinomialTrials(expected_runs=2, eta=1e31),
-            "eta must be > -1 and at most",
-        ),
+        (lambda: NegativeBinomialTrials(expected_runs=2, eta=1e31), "eta must .* most"),
         (lambda: NegativeBinomialTrials(expected_runs=1e6, eta=-0.999), "at most"),
         (lambda: tuned_rdp(3, [2.0], [1.0]), "trials must be"),
         (lambda: tuned_rdp(TWO, [1.0], [1.0]), "orders must be > 1"),
@@ -184,8 +181,7 @@ def test_invalid_arguments_are_refused(call, message):
 )
 def test_draws_follow_the_distribution(trials):
     """Chi-square over the first counts and the rest; false alarm 1e-6, fixed seed."""
-    generator = np.random.default_rng(1)
-    size = 6_000
+    generator, size = np.random.default_rng(1), 6_000
     counts = np.array([trials.draw(generator) for _ in range(size)])
     dist = probabilities(trials)[:12]
     observed = np.bincount(np.minimum(counts, 12), minlength=13)[: len(dist) + 1]

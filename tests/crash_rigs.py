@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -223,7 +224,8 @@ def old_run(folder, run, step, *, charged):
 
     taken, processes = run.num_steps_taken, [("a" * 32, charged)]
     folder.mkdir()
-    ledger = old_ledger(folder / "ledger.jsonl", step, processes)
+    planned = {} if run.budget.planned is None else {"planned": run.budget.planned}
+    ledger = old_ledger(folder / "ledger.jsonl", step, processes, **planned)
     content = ledger.read_bytes()
     state = OldState(*run.state[:4])
     mark = ["ab" * 16, taken, len(content), hashlib.sha256(content).hexdigest()]
@@ -236,3 +238,8 @@ def old_run(folder, run, step, *, charged):
         kinds = {"state": saved, "meta": ocp.args.JsonSave(meta)}
         manager.save(taken, args=ocp.args.Composite(**kinds))
     (folder / "journal").write_bytes(b"releases")
+    for number, epoch in run._main.draws._epochs.items():  # the running one
+        own = {"epoch": number, "units": np.concatenate(epoch)}
+        np.savez(file := io.BytesIO(), run=mark[0], lengths=[*map(len, epoch)], **own)
+        digest = hashlib.sha256(file.getvalue()).digest()
+        (folder / "epoch").write_bytes(digest + file.getvalue())

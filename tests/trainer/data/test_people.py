@@ -4,7 +4,6 @@ The rule of bounding sees only one person's places.
 """
 
 import dataclasses
-import unicodedata
 
 import numpy as np
 import pytest
@@ -246,9 +245,6 @@ def test_the_fingerprint_has_owners_only_where_they_are_given():
     assert len({before, *map(print_of, others)}) == 1 + len(others)
 
 
-COMPOSED = unicodedata.normalize("NFC", "é")
-
-
 @pytest.mark.parametrize(
     ("owners", "error", "message"),
     [
@@ -260,21 +256,16 @@ COMPOSED = unicodedata.normalize("NFC", "é")
         (["a", ["b", "c"], "d", "e"], ValueError, r"\['b', 'c'\] in record 2.*several"),
         (np.zeros((4, 2), int), ValueError, "one id per example"),
         (["a", "a ", "b", "b"], ValueError, "spelled the same .* 'a' and 'a '"),
-        (
-            [COMPOSED, unicodedata.normalize("NFD", COMPOSED), "b", "b"],
-            ValueError,
-            "spelled the same",
-        ),
+        (["\u00e9", "e\u0301", "b", "b"], ValueError, "spelled the same"),
         (["a", 1, "b", "c"], ValueError, "ids of one type"),
+        (np.array(["1", 1, 2, 2], object), ValueError, "ids of one type"),
         (np.array([1.0, 2.0, 2.0, 1.0]), TypeError, "integer or string ids"),
         ("user", TypeError, "one id per example, got 'user'"),
     ],
 )
 def test_owners_that_would_merge_or_split_people_are_refused(owners, error, message):
     with pytest.raises(error, match=message):
-        ExampleTable.from_records(
-            np.zeros((4, 1)), units={"class": np.zeros(4, int)}, owners=owners
-        )
+        ExampleTable.from_records(np.ones(4), units={"class": [0] * 4}, owners=owners)
 
 
 @pytest.mark.parametrize(

@@ -397,12 +397,18 @@ def test_rare_coins_among_many_children():
     ],
 )
 def test_loaders_refuse_steps_that_they_do_not_draw(scheme, bands, monkeypatch):
-    for name in ("torch", "torch.utils", "torch.utils.data"):  # not used here
+    for name in ("torch", "torch.utils", "torch.utils.data"):  # stand-ins
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     name = "jaxdp_episodic.trainer.draw.step_loader"
     monkeypatch.delitem(sys.modules, name, raising=False)
-    step_draws = importlib.import_module(name).StepDraws
+    loaders = importlib.import_module(name)
     monkeypatch.delitem(sys.modules, name)
+    loaders._data.default_collate = lambda slots: map(
+        np.array, zip(*slots, strict=True)
+    )
+    rows, step_draws = loaders._Rows([7, 8, 9], (3,)), loaders.StepDraws
+    values, _ = rows([rows[[1, -1, 2]], rows[[-1, 0, -1]]])
+    assert values.tolist() == [[8, 0, 9], [0, 7, 0]]  # empty slots are zero
     plain = Poisson("_", sampling_probability=0.3)  # levels have any names
     assert len(step_draws(GaussianStep(plain, noise_multiplier=1.0), 40, 8)) == 8
     step = GaussianStep(scheme, noise_multiplier=1.0, bands=bands)

@@ -3,6 +3,7 @@
 import shutil
 import tracemalloc
 
+import numpy as np
 import pytest
 
 from crash_rigs import old_ledger, old_run
@@ -10,7 +11,7 @@ from jaxdp_episodic.accountant.report.ledger_file import STORE, LedgerError, rea
 from jaxdp_episodic.accountant.report.ledgers import read_ledgers
 from jaxdp_episodic.trainer.run.ledger import RunMismatchError
 from jaxdp_episodic.trainer.run.run_files import read_log
-from training_runs import GROUPED, assert_same, flat_step, plain_trainer
+from training_runs import BINS, GROUPED, assert_same, flat_step, plain_trainer
 
 
 def test_an_old_ledger_is_read(tmp_path):
@@ -66,6 +67,19 @@ def test_an_old_run_resumes(tmp_path, old_folder, is_made):
     kept = {"ledger.jsonl", "journal", "checkpoints", "log.jsonl"}
     assert {one.name for one in (folder / "imported").iterdir()} == kept
     assert not {"epoch", *kept} & {one.name for one in folder.iterdir()}
+
+
+def test_an_old_epoch_goes_on(tmp_path):
+    """A new one could draw those again who took part before the kill."""
+    run, other = (plain_trainer(step=BINS, seed=None) for _ in range(2))
+    run.step()
+    old_run(folder := tmp_path / "run", run, BINS, charged=1)
+    assert other.resume(folder) == 1
+    epochs = [one._main.draws._epochs[0] for one in (run, other)]
+    for mine, theirs in zip(*epochs, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    other.train(folder)
+    assert read_ledger(folder).charged == 6
 
 
 @pytest.mark.parametrize(

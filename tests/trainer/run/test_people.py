@@ -18,11 +18,7 @@ from jaxdp_episodic.trainer.draw import step_generator
 from jaxdp_episodic.trainer.draw.complete import Needs
 from jaxdp_episodic.trainer.run import checks
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
-from jaxdp_episodic.trainer.run.checks import (
-    check_held_out,
-    found_in_both,
-    ways_out,
-)
+from jaxdp_episodic.trainer.run.checks import check_held_out, found_in_both, ways_out
 from jaxdp_episodic.trainer.run.report import privacy_statement, report_of_budget
 from jaxdp_episodic.trainer.run.run_files import contributions_in_log, read_log
 from jaxdp_episodic.trainer.run.store import EPOCH, RunStore

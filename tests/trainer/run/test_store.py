@@ -334,6 +334,8 @@ def test_a_state_without_its_charges_is_refused(path):
         "DELETE FROM arrays WHERE place = 1",
         "DELETE FROM arrays WHERE place = 0",
         "UPDATE arrays SET place = 2 WHERE place = 1",
+        "UPDATE arrays SET id = id + 100 * (place = 0)",  # in another order
+        "UPDATE arrays SET id = 100 + 2 * id + 3 * (id % 2)",  # their parts
         "UPDATE arrays SET head = replace(head, '[3]', '[1, 3]')",
         "UPDATE arrays SET head = replace(head, 'float64', 'int64')",
         "UPDATE arrays SET data = zeroblob(24) WHERE place = 0",
@@ -341,7 +343,8 @@ def test_a_state_without_its_charges_is_refused(path):
         "UPDATE texts SET value = CAST(x'7bff7d' AS TEXT) WHERE kind = 'log'",
     ],
 )
-def test_damaged_states_releases_and_logs_are_refused(path, damage):
+def test_damaged_states_releases_and_logs_are_refused(path, damage, monkeypatch):
+    monkeypatch.setattr(store_module, "_PART", 12)  # two parts each
     with opened(path) as store:
         store.save(2, [np.ones(3), np.ones(3)], {}, {}, 2)
         store.release(3, [np.ones(3), np.ones(3)])

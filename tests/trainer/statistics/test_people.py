@@ -183,8 +183,7 @@ def holds(people, *asked, relation, names, least=1.0, instead=(), **more):
 @pytest.mark.few(12)
 @pytest.mark.parametrize("relation", SQUARES)
 @pytest.mark.parametrize(
-    ("unit", "pairs"),
-    [("person", "people"), *((unit, "class") for unit in PLACES)],
+    ("unit", "pairs"), [("person", "people"), *((unit, "class") for unit in PLACES)]
 )
 @pytest.mark.parametrize("kind", ["plda", "mixed"])
 def test_no_unit_changes_a_sum_by_more_than_the_sensitivity(
@@ -227,21 +226,18 @@ def test_other_pairs_that_take_a_persons_place_keep_their_weights():
 
 
 def test_couples_give_exactly_the_possible_pairs():
-    """In three classes the first couple has 2, 1, 0 and 1, 1, 3 examples."""
-    numbers = {0: (2, 1, 0), 1: (1, 1, 3), 2: (1, 0, 1), 3: (1, 1, 1)}
+    """In three classes the first couple has 2, 1, 1 and 1, 1, 3 examples."""
+    numbers = {0: (2, 1, 1), 1: (1, 1, 3), 2: (1, 0, 1), 3: (1, 1, 1)}
     places = {p: np.repeat(range(3), n).tolist() for p, n in numbers.items()}
     own = statistics(content(places), pairs="people", relation="replace_one")
     (first, second), shares, groups = own._terms("pairs", Order([1, 0, 3, 2]))
     owners, classes = own.data.owners.codes, own.data.class_places
-    assert sorted(map(tuple, np.sort([owners[first], owners[second]], 0).T)) == [
-        (0, 1),
-        (0, 1),
-        (2, 3),
-        (2, 3),
-    ]
+    couples = sorted(map(tuple, np.sort([owners[first], owners[second]], 0).T))
+    assert couples == 3 * [(0, 1)] + 2 * [(2, 3)]
     np.testing.assert_array_equal(classes[first], classes[second])
-    assert len({*first.tolist(), *second.tolist()}) == 8
-    assert shares.tolist() == [2] * 4 and np.ptp(groups[:2]) == np.ptp(groups[2:]) == 0
+    assert len({*first.tolist(), *second.tolist()}) == 10
+    assert shares.tolist() == [3] * 3 + [2] * 2
+    assert np.ptp(groups[:3]) == np.ptp(groups[3:]) == 0
     # People are counted, not their examples.
     assert own._total("mean", None, own._units.examples())[-1] == 4 * COUNTED
 

@@ -71,7 +71,7 @@ class AllocatedLoss(GaussianLoss, Bounds):
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """*Upper bounds*: from the pair of the upper certified ends."""
         pair: Any = self.kept_in_range().certified(up=True)
-        mass_error, loss_error = pair.certified_error()
+        mass_error, loss_error = pair.errors()
         log_kept, below = pair.log_kept(), np.maximum(loss_error - u, 0.0)
         with np.errstate(divide="ignore"):
             # For g < 1, H_g is at most H_1 + 1 - g.
@@ -161,8 +161,8 @@ class FinitePair(NamedTuple):
     backward: Rows  # without sampling
     lost: float  # truncated probability, charged as an infinite loss
     rate: float = 1.0  # sampling probability
-    mass_error: float = 0.0  # of log H_g; see `BoundingPair.certified_error`
-    ratio_error: float = 0.0  # of log g
+    mass_error: float = 0.0  # bound of the error of log H_g
+    ratio_error: float = 0.0  # bound of the error of log g, nats
 
     def tails(self, u: np.ndarray) -> np.ndarray:
         """Returns the four rows of `Profile.log_tails` at u, (m,)."""
@@ -199,7 +199,7 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
         return dataclasses.replace(self, above=np.full(self.shape, 1.0 * up))
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `Profile`: of the finite pair as computed, up to `certified_error`."""
+        """See `Profile`: of the finite pair as computed."""
         fields = self.fields[1:]
         a, b, c, d = by_setting(lambda u, *s: self._pair(*s).tails(u), u, *fields)
         return scaled((a, b), self.outer_rate), scaled((c, d), self.outer_rate)
@@ -216,17 +216,18 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
         """See `PrivacyLoss`: truncated probability is charged as an infinite loss."""
         return np.log1p(self.outer_rate * np.expm1(self._facts()[0]))
 
-    def certified_error(self) -> tuple[Array, Array]:
-        """See `BoundingPair`."""
+    def errors(self) -> tuple[Array, Array]:
+        """Returns bounds of the errors of log H_g and of log g, in nats."""
         return tuple(self._facts()[2:])
 
     def profile_error(self) -> Array:
         """See `Profile`."""
-        return np.full(self.shape, self._rounding)
+        return self._rounding + self.errors()[0]
 
     def tail_displacement(self, u: Array) -> Array:
         """See `Profile`: losses are rounded logarithms of rounded ratios."""
-        return np.zeros_like(u) + _LOSS_ERROR * (1 + self._facts()[1])
+        _, largest, _, ratio_error = self._facts()
+        return np.zeros_like(u) + _LOSS_ERROR * (1 + largest) + ratio_error
 
     @classmethod
     def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
@@ -237,7 +238,7 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
         return np.stack(log_excess_of_atoms(*given, rule))
 
     def _facts(self) -> np.ndarray:
-        """Returns (4, ...): `log_kept`, largest loss, `certified_error`."""
+        """Returns (4, ...): `log_kept`, the largest loss, and `errors`."""
 
         def facts(usable: np.ndarray, *setting: float) -> np.ndarray:
             if not usable.any():

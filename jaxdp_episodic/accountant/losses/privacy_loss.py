@@ -318,9 +318,5 @@ class BoundingPair(Bounds):
     """Pairs that only bound another one, from above or below."""
 
     @abc.abstractmethod
-    def certified_error(self) -> tuple[Array, Array]:
-        """Returns bounds of the errors of log H_g and of log g, in nats a step."""
-
-    @abc.abstractmethod
     def values(self) -> tuple[np.ndarray, np.ndarray]:
         """See `FiniteValues`: thousands of losses, near one another."""

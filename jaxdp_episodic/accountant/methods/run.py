@@ -16,7 +16,6 @@ import numpy as np
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import (
-    BoundingPair,
     Bounds,
     Moments,
     Nodes,
@@ -351,15 +350,6 @@ class Run:
             for one in self.losses
         )
         return type(self)(tuple(losses), self.counts)
-
-    def certified_error(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `BoundingPair.certified_error`: the sum over all steps."""
-        of_mass, of_loss = np.zeros(self.shape), np.zeros(self.shape)
-        for loss, count in zip(self.losses, self.counts, strict=True):
-            if isinstance(loss, BoundingPair):
-                mass, place = loss.certified_error()
-                of_mass, of_loss = of_mass + count * mass, of_loss + count * place
-        return of_mass * (1 + 1e-12), of_loss * (1 + 1e-12)
 
     def groups(self) -> tuple[Group, ...]:
         """Returns the steps by mechanism, with fields that kernels accept."""

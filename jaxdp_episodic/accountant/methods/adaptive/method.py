@@ -125,17 +125,17 @@ class Solver:
 
     def __init__(self, question: Question, problem: Problem) -> None:
         self.question, self.problem = question, problem
-        # Sums along a path: errors of losses and probabilities, and infinite losses.
+        # Sums along a path: errors of losses, and infinite losses.
         costs = [
             [abs(getattr(option, field)) for option in options]
-            for field in ("displaced", "mass_error", "log_kept")
+            for field in ("displaced", "log_kept")
             for options in (problem.lower, problem.upper)
         ]
         costs.append([1.0] * len(problem.runs))
-        *errors, _, lost, self.most_moves = problem.graph.most(
+        below, above, _, lost, self.most_moves = problem.graph.most(
             np.array(costs).T
         ).tolist()
-        self.errors = {False: errors[::2], True: errors[1::2]}
+        self.displaced = {False: below, True: above}
         self.atoms = problem.atoms()
         self.filters = Filter.of(problem)
         self.lower = question.nothing
@@ -351,11 +351,11 @@ class Solver:
 
     def upper_end(self, curve: Curve) -> float:
         """Returns the upper end that follows from a curve from above."""
-        return curve.upper_end(self.question, *self.errors[True])
+        return curve.upper_end(self.question, self.displaced[True])
 
     def lower_end(self, curve: Curve, above: Curve) -> float:
         """Returns the lower end that follows from curves from below and above."""
-        return curve.lower_end(above, self.question, *self.errors[False])
+        return curve.lower_end(above, self.question, self.displaced[False])
 
 
 def profiles_above(
@@ -368,7 +368,7 @@ def profiles_above(
     solver = solver_of(EpsilonAt(np.asarray(math.log(least))), problem, math.inf)
     if solver.known is not None:
         return None if solver.known.upper > 0 else [(np.zeros(1), np.zeros(1))]
-    displaced, mass_error = solver.errors[True]
+    displaced = solver.displaced[True]
     found, (density, fewest, most, work) = [], _POINTS_OF_PROFILE
     for backward, view in solver.views.items():
         wanted = density * view.reach * math.sqrt(solver.most_moves)
@@ -382,7 +382,7 @@ def profiles_above(
             if not tilt and row.error < _VISIBLE * least:
                 break
         values = np.minimum.accumulate(np.minimum.reduce([c.values for c in curves]))
-        deltas = np.minimum(values * math.exp(mass_error), 1.0)
+        deltas = np.minimum(values, 1.0)
         # For g < 1, the divergence is at most that at 1, plus 1 - g.
         first = min(float(deltas[0]) + displaced, 1.0)
         x = np.append(0.0, curves[0].x + displaced)

@@ -102,7 +102,6 @@ class Option(NamedTuple):
     counts: tuple[float, ...]  # number of each of these steps
     log_kept: float  # logarithm of the probability of a finite loss
     displaced: float  # bound of the error of its losses, nats
-    mass_error: float  # error of its ``log H_g``
     is_symmetric: bool
 
     @classmethod
@@ -118,7 +117,6 @@ class Option(NamedTuple):
         for one, other, count in pairs:
             if other is not one and count[0] > 0:
                 log_kept += float(count[0] * other.log_kept()[0])
-        mass_error, displaced = (float(e[0]) for e in bounding.certified_error())
         shift = float(bounding.gaussian_shift()[0])
         if shift > 0:
             # The shift is rounded.
@@ -133,12 +131,13 @@ class Option(NamedTuple):
                 for loss, count in zip(bounding.losses, bounding.counts, strict=True)
                 if count[0] > 0 and not loss.loses_nothing[0]
             ]
+        displaced = 0.0
         for loss, n in taken:
             rounding = _POINT_ROUNDING * FURTHEST
             profile = cast(Profile, loss)
             displaced += n * (lattice.displacement(profile) + rounding)
         losses, counts = zip(*taken, strict=True) if taken else ((), ())
-        return cls(losses, counts, log_kept, displaced, mass_error, run.is_symmetric)
+        return cls(losses, counts, log_kept, displaced, run.is_symmetric)
 
 
 class Problem(NamedTuple):

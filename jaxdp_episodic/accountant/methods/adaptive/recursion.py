@@ -36,14 +36,14 @@ class Curve(NamedTuple):
         values = np.clip(values * (1 + sign * _ROUNDING), 0.0, 1.0)
         return cls(window.points[here], values)
 
-    def upper_end(self, question: Question, shift: float, scale: float) -> float:
+    def upper_end(self, question: Question, shift: float) -> float:
         """Returns the *upper end* of a question's answer; self is from above.
 
-        Losses may have errors of ``shift`` nats, and log H_g errors of ``scale``.
+        Losses may have errors of ``shift`` nats.
         """
         target = float(question.target)
         if question.is_epsilon:
-            return self.epsilon_above(math.exp(target - scale)) + shift
+            return self.epsilon_above(math.exp(target)) + shift
         epsilon = max(target - shift, 0.0)
         i = int(np.searchsorted(self.x, epsilon, side="right")) - 1
         found = float(self.values[i])
@@ -54,7 +54,7 @@ class Curve(NamedTuple):
         found = found * (1 + _ROUNDING) + max(shift - target, 0.0)
         if not found > 0:  # NaN says nothing.
             return question.nothing if found == 0 else question.everything
-        return min(math.log(found) + scale + _ROUNDING * (1 - math.log(found)), 0.0)
+        return min(math.log(found) + _ROUNDING * (1 - math.log(found)), 0.0)
 
     def epsilon_above(self, delta: float) -> float:
         """*Upper bound* of the epsilon at delta."""
@@ -68,21 +68,19 @@ class Curve(NamedTuple):
         found = self.x[i - 1] + math.log1p(self._gap(i - 1, i) * share)
         return min(float(found) * (1 + _ROUNDING) + 1e-300, float(self.x[i]))
 
-    def lower_end(
-        self, above: Curve, question: Question, shift: float, scale: float
-    ) -> float:
+    def lower_end(self, above: Curve, question: Question, shift: float) -> float:
         """Returns the *lower end* of an answer; self is from below. See `upper_end`."""
         # A convex function lies above the continuation of its chords.
         target = float(question.target)
         if question.is_epsilon:
-            return max(self._epsilon(above, math.exp(target + scale)) - shift, 0.0)
+            return max(self._epsilon(above, math.exp(target)) - shift, 0.0)
         j = int(np.searchsorted(self.x, target + shift))
         if j >= len(self.x):
             return question.nothing
         back = -math.expm1(target + shift - float(self.x[j]))
         found = float(self.values[j]) + self._steepest(above, j) * back
         found *= 1 - _ROUNDING
-        return math.log(found) - scale - _ROUNDING * 700 if found > 0 else -math.inf
+        return math.log(found) - _ROUNDING * 700 if found > 0 else -math.inf
 
     def _epsilon(self, above: Curve, delta: float) -> float:
         large = np.flatnonzero(self.values >= delta)

@@ -64,7 +64,8 @@ def log_delta_ends(loss: Profile, epsilon: np.ndarray) -> tuple[np.ndarray, np.n
     for own in both:
         error = own.profile_error + change * own.scaled + 1e-300
         above, below = own.profile + error, own.profile - error
-        most = np.log(above[:number])
+        # For g < 1, H_g is at most H_1 + 1 - g.
+        most = np.log(above[:number] + np.maximum(nats - epsilon, 0.0))
         alive = below[number:] > 0
         least = np.log(np.where(alive, below[number:], 1.0))
         high = np.maximum(high, most + 1e-15 * (1 + np.abs(most)))
@@ -148,28 +149,14 @@ def _end_of_bounding_run(
     question: Question, bounding: Run, width: float | None, *, up: bool
 ) -> np.ndarray:
     """Returns one end of a run, from pairs that bound some of its steps."""
-    # Errors of log H_g and of the losses move the target and the answer outward.
-    log_kept, sign = bounding.facts.log_kept, 1 if up else -1
-    of_mass, of_loss = bounding.certified_error()
-    if question.is_epsilon:
-        shifted = question.at(np.minimum(question.target - sign * of_mass, -1e-300))
-    else:
-        shifted = question.at(np.maximum(question.target - sign * of_loss, 0.0))
-    left = shifted.given_kept(log_kept, up=up)
+    log_kept = bounding.facts.log_kept
+    left = question.given_kept(log_kept, up=up)
     left = left.at(np.where(np.isneginf(left.target), -1.0, left.target))
     from_tables = any(isinstance(loss, BoundingPair) for loss in bounding.losses)
     share = _SHARE_OF_LATTICE[up] if from_tables else 1.0
-    end = _bounds(left, bounding, width, share)[up]
-    end = shifted.with_failure(end, log_kept, up=up)
-    if question.is_epsilon:
-        return np.maximum(end + sign * of_loss, 0.0)
-    end = end + sign * of_mass
-    if up:
-        # For g < 1, H_g is at most H_1 + 1 - g.
-        with np.errstate(divide="ignore"):
-            beyond = np.log(np.maximum(of_loss - question.target, 0.0))
-        end = np.minimum(np.logaddexp(end, beyond), 0.0)
-    return end
+    return question.with_failure(
+        _bounds(left, bounding, width, share)[up], log_kept, up=up
+    )
 
 
 def _bounds(

@@ -318,10 +318,10 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 60_086,
+    "jaxdp_episodic": 60_057,
     "jaxdp_episodic/accountant/describe": 3_674,
-    "jaxdp_episodic/accountant/losses": 4_892,
-    "jaxdp_episodic/accountant/methods": 5_568,
+    "jaxdp_episodic/accountant/losses": 4_889,
+    "jaxdp_episodic/accountant/methods": 5_542,
     "jaxdp_episodic/accountant/numerics": 3_058,
     "jaxdp_episodic/accountant/questions": 5_706,
     "jaxdp_episodic/accountant/bounds": 1_744,

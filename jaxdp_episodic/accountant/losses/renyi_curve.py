@@ -101,6 +101,8 @@ class RenyiCurveLoss(Moments):
 class ZeroConcentratedLoss(RenyiCurveLoss):
     """(xi, rho)-zCDP: ``xi + rho alpha`` at every order."""
 
+    is_symmetric: ClassVar[bool] = True
+
     @classmethod
     def of(cls, rho: Array, xi: Array) -> Self:
         """Besides rho the divergence is at most xi: at order 2, and at order inf."""

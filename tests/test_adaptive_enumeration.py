@@ -40,7 +40,7 @@ def _menus(rng, number):
 def finite_run(p, q):
     """A run of one step whose pair has these masses."""
     columns = [tuple(np.full(1, x) for x in a) for a in (np.log(p / q), np.log(p))]
-    return Run((FiniteLoss(np.ones(1), *columns),), (np.ones(1),))
+    return Run((FiniteLoss(np.ones(1), *columns, np.zeros(1)),), (np.ones(1),))
 
 
 @pytest.mark.parametrize(

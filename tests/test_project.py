@@ -379,8 +379,8 @@ def test_the_mechanism_to_copy_is_short_and_whole():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     chapter = page.split("## Adding a mechanism")[1].split("\n## ")[0]
     assert "in at most 60 lines of code: begin with a copy" in " ".join(chapter.split())
-    assert "`losses/randomized_response.py` is a whole mechanism" in chapter
-    source = package_sources()["accountant.losses.randomized_response"]
+    assert "`losses/finite.py` is a whole mechanism" in chapter
+    source = package_sources()["accountant.losses.finite"]
     without_texts = re.sub(r'^ *r?"""(?:.|\n)*?"""$', "", source, flags=re.M)
     # An import is one line, however it is wrapped; comments are none.
     joined = re.sub(r"^from .* import \([^)]*\)$", "import", without_texts, flags=re.M)

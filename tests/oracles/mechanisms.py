@@ -37,7 +37,6 @@ from jaxdp_episodic.accountant.losses.people import (
     ReplacedPeopleLoss,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
-from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.losses.renyi_curve import (
     RenyiCurveLoss,
     ZeroConcentratedLoss,
@@ -71,7 +70,7 @@ _TRUNCATED = (_ONE, *cut_weights(*_CUT)[:2], _CUT[2], cut_weights(*_CUT)[2], _SH
 def _finite() -> FiniteLoss:
     """Three outcomes of random chances with the unit and without it."""
     one, two = np.swapaxes(_RNG.dirichlet(np.ones(3), (2, SIZE)), 1, 2)
-    return FiniteLoss(_ONE, tuple(np.log(one / two)), tuple(np.log(one)))
+    return FiniteLoss(_ONE, tuple(np.log(one / two)), tuple(np.log(one)), 0.1 * _RATE)
 
 
 SHIPPED: dict[type[PrivacyLoss], PrivacyLoss] = {
@@ -98,7 +97,6 @@ SHIPPED: dict[type[PrivacyLoss], PrivacyLoss] = {
         ReplacedPeopleLoss(_ONE, 0.7 * _ONE, _SHIFT / 3, *_PEOPLE),
         LaplaceLoss(_ONE, _RATE, _SHIFT),
         _finite(),
-        RandomizedResponseLoss(_ONE, _SHIFT, 0 * _ONE),
         ZeroConcentratedLoss.of(_SHIFT, _INNER),
         RenyiCurveLoss(
             _ONE, 0 * _ONE, np.inf * _ONE, (_ONE, 9 * _ONE), (_RATE, 9 * _RATE)

@@ -2,5 +2,5 @@
 
 Doors: `allocated`, `excess`, `finite`, `gaussian`, `gaussian_mixtures`,
 `independent_episodes`, `laplace`, `loss_nodes`, `people`, `privacy_loss`,
-`randomized_response`, `renyi_curve`.
+`renyi_curve`.
 """

@@ -19,8 +19,7 @@ from jaxdp_episodic.accountant.losses.allocated_moments import (
     antipodal_excess,
     sum_excess,
 )
-from jaxdp_episodic.accountant.losses.excess import excess_of
-from jaxdp_episodic.accountant.losses.finite import log_excess_of_atoms
+from jaxdp_episodic.accountant.losses.excess import excess_of, log_excess_of_atoms
 from jaxdp_episodic.accountant.losses.gaussian import (
     GaussianLoss,
     SampledGaussianLoss,

@@ -330,6 +330,33 @@ def sum_of(first: tuple[Array, ...], second: tuple[Array, ...]) -> tuple[Array, 
     )
 
 
+def log_excess_of_atoms(
+    loss: Array, log_mass: Array, t: Array, rule: MomentRule
+) -> tuple[Array, ...]:
+    """Computes `Moments.log_excess` of (J, n) losses with P's log-probabilities."""
+    xp = namespace(loss, log_mass, t)
+    base = log_mass - loss  # log-probabilities under Q
+    direction = rule.direction
+    largest = xp.max(xp.where(log_mass > -xp.inf, xp.abs(loss), 0.0), axis=0)
+    power = -t if direction == "backward" else 1 + t
+    peak = xp.max(base + power * loss, axis=0) - LARGEST_EXPONENT
+    peak = xp.maximum(peak, 0.0)
+    parts = scaled_power_excess(loss, base - peak, t, direction)
+    value, *slopes = (xp.sum(part, axis=0) for part in parts)
+    # Q's log-probabilities have rounding errors as large as those of the losses. If
+    # they are large use ``M - 1 <= E[e^(t L) - 1; L > 0]``, with probabilities of at
+    # most 1.
+    gain, mass = loss, log_mass
+    if direction == "backward":
+        gain, mass = -loss, xp.minimum(base + ROUNDING * largest, 0.0)
+    above = gain > 0
+    part = mass + log_expm1(t * xp.where(above, gain, 1.0))
+    most = logsumexp(xp.where(above, part, -xp.inf))
+    found = (xp.log(value) + peak,), (1 + t) * largest, (most,)
+    (excess,) = with_rounding(*found)
+    return excess, *(slope / value for slope in slopes * rule.with_derivatives)
+
+
 def excess_of(
     log_moment: Array, slope: Array, bend: Array | float, with_derivatives: bool
 ) -> tuple[Array, ...]:

@@ -1,44 +1,43 @@
 """Privacy losses with finitely many values, of mechanisms with finitely many outcomes.
 
 References: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 8, for Poisson
-sampling; docs/proofs.md, "Laplace noise".
+sampling; Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3, for randomized
+response; docs/proofs.md, "Laplace noise".
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.excess import (
-    LARGEST_EXPONENT,
-    ROUNDING,
-    with_rounding,
-)
+from jaxdp_episodic.accountant.losses.excess import log_excess_of_atoms
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     FiniteValues,
     Hints,
     MomentRule,
     Moments,
     Tails,
+    tails_of_values,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp, namespace
-from jaxdp_episodic.accountant.numerics.special import log_expm1, scaled_power_excess
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
 
 @dataclass(frozen=True)
 class FiniteLoss(FiniteValues, Moments):
     """Finitely many losses, and the logarithms of their probabilities under P."""
 
-    losses: tuple[Array, ...]  # of either sign, finite
+    losses: tuple[Array, ...]  # of either sign; infinite without protection
     log_masses: tuple[Array, ...]  # under P; Q's probabilities are e^-loss times these
+    failure: Array  # in [0, 1], probability that everything is revealed instead
     is_symmetric: ClassVar[bool] = False
     padding: ClassVar[dict[str, float]] = {"losses": 0.0, "log_masses": -np.inf}
 
     @property
     def loses_nothing(self) -> Array:
-        """Whether 0 is the only loss."""
+        """Whether 0 is the only loss, given no failure."""
         return np.equal(self.largest_size, 0)
 
     @property
@@ -46,16 +45,21 @@ class FiniteLoss(FiniteValues, Moments):
         """Whether a loss exceeds the range of the kernels."""
         return np.greater(self.largest_size, self.LARGEST_LOSS)
 
+    def kept_in_range(self) -> Self:
+        """See `PrivacyLoss`: losses that are not 0 are raised in size."""
+        least, most = self.SMALLEST_LOSS, self.LARGEST_LOSS
+        sizes = (np.clip(np.abs(y), least * (y != 0), most) for y in self.losses)
+        losses = tuple(map(np.copysign, sizes, self.losses))
+        return dataclasses.replace(super().kept_in_range(), losses=losses)
+
     def hints(self) -> Hints:
         """See `PrivacyLoss`: losses with about the same variance, or mean."""
         xp = namespace(*self.fields)
-        variance, largest = 0.0, 0.0
-        for loss, mass in zip(self.losses, self.log_masses, strict=True):
-            variance = variance + xp.exp(mass) * loss * loss
-            largest = xp.maximum(largest, xp.where(mass > -xp.inf, xp.abs(loss), 0.0))
-        deviation = xp.sqrt(xp.maximum(variance, 1e-120))
-        one = xp.ones_like(deviation)
-        furthest = xp.minimum(largest, xp.sqrt(2 * largest))
+        loss, mass = self._atoms(self.shape)
+        size = xp.minimum(xp.abs(loss), self.LARGEST_LOSS)
+        largest = xp.max(xp.where(mass > -xp.inf, size, 0.0), axis=0)
+        deviation = xp.sqrt(xp.maximum(xp.sum(xp.exp(mass) * size**2, axis=0), 1e-120))
+        one, furthest = xp.ones_like(largest), xp.minimum(largest, xp.sqrt(2 * largest))
         shift = xp.minimum(xp.minimum(deviation, xp.sqrt(2 * deviation)), furthest)
         return Hints(one, one, shift, furthest)
 
@@ -63,8 +67,14 @@ class FiniteLoss(FiniteValues, Moments):
         """See `PrivacyLoss`: the largest loss, backward minus the smallest."""
         sign = -1.0 if backward else 1.0
         pairs = zip(self.losses, self.log_masses, strict=True)
-        found = [np.where(np.isneginf(m), -np.inf, sign * y) for y, m in pairs]
-        return np.max(np.stack(np.broadcast_arrays(*found)), axis=0)
+        none = np.full(self.shape, -np.inf)
+        found = [np.where(np.isneginf(m), none, sign * y) for y, m in pairs]
+        return np.max(found, axis=0)
+
+    def log_kept(self) -> Array:
+        """See `PrivacyLoss`."""
+        with np.errstate(divide="ignore"):
+            return np.log1p(-self.failure) + super().log_kept()
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """See `Profile`: ``E[(1 - e^{u - L})_+]``, and ``E[e^{u - L}; L > u]``."""
@@ -72,6 +82,10 @@ class FiniteLoss(FiniteValues, Moments):
         u = xp.broadcast_to(u, np.broadcast_shapes(np.shape(u), self.shape))
         loss, mass = self._atoms(u.shape)
         return tails_of_values(u, loss, mass), tails_of_values(u, -loss, mass - loss)
+
+    def profile_error(self) -> Array:
+        """See `Profile`: Q's log-probabilities have rounding errors of the losses."""
+        return super().profile_error() + 4e-16 * self.largest_size
 
     def values(self) -> tuple[np.ndarray, np.ndarray]:
         """See `FiniteValues`: without those of probability 0."""
@@ -86,41 +100,3 @@ class FiniteLoss(FiniteValues, Moments):
     def _atoms(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """Returns losses and log-probabilities, each as one array."""
         return self.stacked(self.losses, shape), self.stacked(self.log_masses, shape)
-
-
-def log_excess_of_atoms(
-    loss: Array, log_mass: Array, t: Array, rule: MomentRule
-) -> tuple[Array, ...]:
-    """Computes `Moments.log_excess` of (J, n) losses with P's log-probabilities."""
-    xp = namespace(loss, log_mass, t)
-    base = log_mass - loss  # log-probabilities under Q
-    direction = rule.direction
-    largest = xp.max(xp.where(log_mass > -xp.inf, xp.abs(loss), 0.0), axis=0)
-    power = -t if direction == "backward" else 1 + t
-    peak = xp.max(base + power * loss, axis=0) - LARGEST_EXPONENT
-    peak = xp.maximum(peak, 0.0)
-    parts = scaled_power_excess(loss, base - peak, t, direction)
-    value, *slopes = (xp.sum(part, axis=0) for part in parts)
-    # Q's log-probabilities have rounding errors as large as those of the losses. If
-    # they are large use ``M - 1 <= E[e^(t L) - 1; L > 0]``, with probabilities of at
-    # most 1.
-    gain, mass = loss, log_mass
-    if direction == "backward":
-        gain, mass = -loss, xp.minimum(base + ROUNDING * largest, 0.0)
-    above = gain > 0
-    part = mass + log_expm1(t * xp.where(above, gain, 1.0))
-    most = logsumexp(xp.where(above, part, -xp.inf))
-    found = (xp.log(value) + peak,), (1 + t) * largest, (most,)
-    (excess,) = with_rounding(*found)
-    return excess, *(slope / value for slope in slopes * rule.with_derivatives)
-
-
-def tails_of_values(u: Array, loss: Array, log_mass: Array) -> Tails:
-    """Returns the tails at u of losses, first axis, with log-probabilities."""
-    xp = namespace(u, loss, log_mass)
-    above = loss > u
-    gap = xp.where(above, u - loss, -1.0)
-    return (
-        logsumexp(xp.where(above, log_mass + xp.log(-xp.expm1(gap)), -xp.inf)),
-        logsumexp(xp.where(above, log_mass + gap, -xp.inf)),
-    )

@@ -15,11 +15,11 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import (
     excess_of,
+    log_excess_of_atoms,
     log_integral,
     sum_of,
     with_rounding,
 )
-from jaxdp_episodic.accountant.losses.finite import log_excess_of_atoms
 from jaxdp_episodic.accountant.losses.gaussian import (
     sampled_displacement,
     sampled_tails,

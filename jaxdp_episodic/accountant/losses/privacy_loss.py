@@ -23,6 +23,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     field_names,
+    logsumexp,
     map_arrays,
     namespace,
 )
@@ -260,6 +261,17 @@ class FiniteValues(Profile):
     def tail_displacement(self, u: Array) -> Array:
         """The rounding error of the losses: two units in the last place."""
         return 4e-16 * self.largest_size + np.zeros_like(u)
+
+
+def tails_of_values(u: Array, loss: Array, log_mass: Array) -> Tails:
+    """Returns the tails at u of losses, first axis, with log-probabilities."""
+    xp = namespace(u, loss, log_mass)
+    above = loss > u
+    gap = xp.where(above, u - loss, -1.0)
+    return (
+        logsumexp(xp.where(above, log_mass + xp.log(-xp.expm1(gap)), -xp.inf)),
+        logsumexp(xp.where(above, log_mass + gap, -xp.inf)),
+    )
 
 
 class Moments(PrivacyLoss):

@@ -50,7 +50,6 @@ from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.losses.loss_nodes import Rate, real_log_mixture
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
-from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.loops import map_arrays
 from jaxdp_episodic.accountant.questions import contribution_pairs as rows
@@ -419,7 +418,11 @@ def _release(release: OneStep) -> PrivacyLoss:
             shift = shift_of(release.noise_multiplier, norms)
             return LaplaceLoss(ALWAYS, column(release.sampling_probability), shift)
         case releases.ApproximateDP(epsilon=epsilon, delta=delta):
-            return RandomizedResponseLoss(ALWAYS, column(epsilon), column(delta))
+            # Unless it fails, a bit that is true with probability 1 / (1 + e^-epsilon).
+            size = column(epsilon)
+            log_truth = -np.log1p(np.exp(-size))
+            masses = log_truth, log_truth - size
+            return finite.FiniteLoss(ALWAYS, (size, -size), masses, column(delta))
         case releases.ZeroConcentratedDP(rho=rho, is_gaussian=True):
             return SampledGaussianLoss(ALWAYS, ALWAYS, np.sqrt(2 * column(rho)))
         case releases.ZeroConcentratedDP(rho=rho, xi=xi):
@@ -437,6 +440,13 @@ def _release(release: OneStep) -> PrivacyLoss:
         case releases.TruncatedPoissonRelease():
             return _truncated(release)
     raise TypeError(f"step must be a GaussianStep or a release, got {release!r}")
+
+
+def _finite(losses: np.ndarray, log_masses: np.ndarray) -> PrivacyLoss:
+    """A pair with these losses, never with an infinite one."""
+    return finite.FiniteLoss(
+        ALWAYS, _columns(losses), _columns(log_masses), np.zeros(1)
+    )
 
 
 def _columns(values: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -463,7 +473,7 @@ def _randomized_response(release: releases.RandomizedResponse) -> PrivacyLoss:
         losses = np.array([gain, 0.0, -gain])
         with np.errstate(divide="ignore"):
             log_masses = np.array([log_truth, np.log(p * (k - 2) / k), np.log(p / k)])
-    return finite.FiniteLoss(ALWAYS, _columns(losses), _columns(log_masses))
+    return _finite(losses, log_masses)
 
 
 def _discrete_laplace(release: releases.DiscreteLaplaceRelease) -> PrivacyLoss:
@@ -483,7 +493,7 @@ def _discrete_laplace(release: releases.DiscreteLaplaceRelease) -> PrivacyLoss:
         undrawn, drawn = rate.log_rest + log_masses - losses, rate.log + log_masses
         losses = real_log_mixture(losses, rate)
         log_masses = np.logaddexp(undrawn, drawn)
-    return finite.FiniteLoss(ALWAYS, _columns(losses), _columns(log_masses))
+    return _finite(losses, log_masses)
 
 
 def _gaussian_mixture(release: releases.GaussianMixtureRelease) -> PrivacyLoss:

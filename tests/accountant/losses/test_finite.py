@@ -360,9 +360,8 @@ def test_an_upper_distribution_keeps_all_mass(zero):
     # the last atom completes both distributions to 1
     rest, rest_without = 1 - mass.sum(), 1 - weights.sum()
     losses[-1], mass[-1] = math.log(rest / rest_without), rest
-    loss = FiniteLoss(
-        np.float64(1.0), tuple(map(np.float64, losses)), tuple(np.log(mass))
-    )
+    atoms = tuple(map(np.float64, losses)), tuple(np.log(mass))
+    loss = FiniteLoss(np.float64(1.0), *atoms, np.float64(0.0))
     points = 0.3 * (np.arange(7) - zero)
     own, other = lattice.evaluate_tails(loss, points)
     by_tails = lattice.bin_masses(points, own, other)

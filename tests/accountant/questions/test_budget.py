@@ -176,7 +176,7 @@ def test_a_profile_is_above_the_truth_everywhere_and_close_to_it():
         for p, q in (map(np.array, pair) for pair in menu)
     ]
     graph = budget_graph((2, 1), 6)
-    runs = [Run((FiniteLoss(one, *columns),), (one,)) for columns in losses]
+    runs = [Run((FiniteLoss(one, *columns, 0 * one),), (one,)) for columns in losses]
     found = profiles_above(Problem.of(graph, runs), 1e-6)
     assert found is not None
     for backward, (epsilons, deltas) in zip((False, True), found, strict=True):

@@ -17,7 +17,6 @@ import numpy as np
 
 from jaxdp_episodic.accountant._engine import using_choice
 from jaxdp_episodic.accountant.losses.privacy_loss import BoundingPair, Profile
-from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.certified.composition import Step, certified_ends
 from jaxdp_episodic.accountant.methods.certified.plan import Target
@@ -234,12 +233,13 @@ def _steps_of(run: Run) -> list[tuple[Step, ...]]:
 
 
 def _are_exhausted(steps: tuple[Step, ...], epsilon: float) -> bool:
-    """Whether randomized responses lose epsilon at most, by exact arithmetic."""
+    """Whether pairs of opposite losses lose epsilon at most, by exact arithmetic."""
     most = Fraction(0)
     for loss, count in steps:
-        if not isinstance(loss, RandomizedResponseLoss):
+        sizes = getattr(loss, "losses", ())  # of a `FiniteLoss`; more may be rounded
+        if len(sizes) != 2 or sizes[0] != -sizes[1]:
             return False
-        most += Fraction(float(loss.epsilon)) * int(count)
+        most += Fraction(abs(float(sizes[0]))) * int(count)
     return Fraction(epsilon) >= most
 
 

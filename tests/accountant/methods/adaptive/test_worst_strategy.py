@@ -45,7 +45,7 @@ def laplace(epsilon):
 def finite(p, q):
     p, q = np.array(p), np.array(q)
     columns = [tuple(np.full(1, x) for x in a) for a in (np.log(p / q), np.log(p))]
-    return Run((FiniteLoss(ONE, *columns),), (ONE,))
+    return Run((FiniteLoss(ONE, *columns, 0 * ONE),), (ONE,))
 
 
 def rule_graph(rules, names, prices, budget):

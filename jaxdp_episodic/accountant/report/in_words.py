@@ -6,18 +6,15 @@ import itertools
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.designs import PERSON, WithoutReplacement
 from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions import gdp
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget, in_words
-from jaxdp_episodic.accountant.questions.gdp import (
-    advantage,
-    attack_rates,
-    true_positive_rate,
-)
 from jaxdp_episodic.accountant.report.report import PrivacyReport
 from jaxdp_episodic.accountant.report.sentences import (
     changed_unit,
@@ -52,9 +49,7 @@ def report_in_words(report: PrivacyReport) -> str:
     for level, value in report.epsilon_by_level.items():
         if not isinstance(value, str):
             run, how = report.level_runs[level], {"method": report.method}
-            right = 0.5 + float(advantage(run, **how)) / 2
-            found = true_positive_rate(run, false_positive_rate=FALSE_ALARMS, **how)
-            rows[level] = _epsilon(value), _percent(right), _percent(float(found))
+            rows[level] = _epsilon(value), *map(_percent, _attacks(run, **how))
     lines = _opening(
         protected=report.protected,
         released=f"what the {sum(report.num_steps):,} steps of this run release",
@@ -145,16 +140,16 @@ def _conditions(preconditions: Sequence[str], warnings: Sequence[str]) -> list[s
     return lines
 
 
-def _attacks(run: AdaptiveRun) -> tuple[float, float]:
+def _attacks(run: Any, **how: Any) -> tuple[float, float]:
     """Shares of right answers and of detected changes, for the worst strategy."""
-    same = run.composition()
+    same = run.composition() if isinstance(run, AdaptiveRun) else run
     if same is not None:
-        found = true_positive_rate(same, false_positive_rate=FALSE_ALARMS)
-        return 0.5 + float(advantage(same)) / 2, float(found)
+        found = gdp.true_positive_rate(same, false_positive_rate=FALSE_ALARMS, **how)
+        return 0.5 + float(gdp.advantage(same, **how)) / 2, float(found)
     # Each point of the curve gives a bound; beyond the last one it is 1 or more.
     epsilons = np.linspace(0.0, -math.log(FALSE_ALARMS), _POINTS)
     deltas = run.delta(epsilon=epsilons)
-    _, found = attack_rates(epsilons, deltas, np.asarray(FALSE_ALARMS))
+    _, found = gdp.attack_rates(epsilons, deltas, np.asarray(FALSE_ALARMS))
     return 0.5 + float(deltas[0]) / 2, float(found)
 
 

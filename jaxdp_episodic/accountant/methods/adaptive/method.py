@@ -31,8 +31,8 @@ _ENOUGH = 1e-5  # default width of epsilon, nats
 _ENOUGH_OF_DELTA = 1e-4  # default width of delta, relative
 # Width of either, up to which more than the usual work is done.
 AT_MOST = 1e-3
-# Usual points of all transforms of one end: some 0.15 s.
-_USUAL_WORK = 1.1e7
+# Usual points of all transforms of one end: some 0.3 s.
+_USUAL_WORK = 2.5e7
 # Largest number of points of all passes of one question: 5 s.
 _MOST_WORK = 2.5e8
 # Points of a window that are always allowed, however many states there are.
@@ -44,8 +44,6 @@ _CLOSER = 0.8  # share of a width for which a spacing is chosen
 _MOST_REFINEMENTS = 8  # largest number of refinements of one question
 # No further refinement is tried if the last one left more than this share of the width.
 _STALLED = 0.97
-# Number of refinements after which no lower end is expected.
-_HOPELESS = 2
 # Logarithm of a delta below which probabilities may underflow.
 _LEAST_LOG_SIZE = -550.0
 # Relative rounding error above which a smaller tilt is tried.
@@ -141,7 +139,6 @@ class Solver:
         self.lower = question.nothing
         self.transforms = sum(len(moves) + 1 for moves in problem.graph.moves)
         self.spacings = dict.fromkeys(problem.orientations, math.inf)
-        self.work_left = max(_MOST_WORK, _SURE_POINTS * self.transforms)
         # Upper bound of the probability of an infinite loss.
         self.lost = -math.expm1(-lost) * (1 + RDP_ROUNDING)
         log_lost = math.log(self.lost) if self.lost else -math.inf
@@ -254,33 +251,24 @@ class Solver:
             lower = self.lower_end(Curve.of(row, window, up=False), curve)
             self.lower = max(self.lower, lower)
 
-    def refine(
-        self, enough: float, at_most: float = math.inf, usual_work: float = _USUAL_WORK
-    ) -> None:
+    def refine(self, enough: float, at_most: float = math.inf) -> None:
         """Runs finer passes until the ends are close enough, or too much work."""
-        before = math.inf
+        before, work = math.inf, max(_MOST_WORK, _SURE_POINTS * self.transforms)
         for number in range(_MOST_REFINEMENTS):
             # Finer lattices do not help if rounding keeps the ends apart.
             if number > 1 and self.width > _STALLED * before:
                 return
             before = self.width
             lead, view = self.lead, self.views[self.lead]
-            if number == _HOPELESS and self.lower == self.question.nothing:
-                return
-            if self.width <= enough or self.known is not None:
-                return
-            if view.at > FURTHEST and self.lower > self.question.nothing:
+            if self.width <= enough or view.at > FURTHEST:
                 return
             reach = view.reach * self.transforms
-            finer = max(self._spacing_for(enough), reach / usual_work)
-            finer = max(
-                min(finer, self._spacing_for(at_most)),
-                view.reach / _MOST_POINTS,
-                reach / max(self.work_left, 1.0),
-            )
+            finer = max(self._spacing_for(enough), reach / _USUAL_WORK)
+            finer = min(finer, self._spacing_for(at_most))
+            finer = max(finer, view.reach / _MOST_POINTS, reach / max(work, 1.0))
             if finer > 0.75 * self.spacings[lead]:
                 return
-            self.work_left -= reach / finer
+            work -= reach / finer
             for backward in sorted(self.uppers, key=lambda b: b != lead):
                 # Each end that may matter.
                 if backward == lead or self.uppers[backward] > self.lower:
@@ -393,7 +381,6 @@ def profiles_above(
 # Reference: docs/proofs.md, "Runs that adapt".
 
 _ENOUGH_READ = 1e-3  # wanted relative width of u
-_WORK = 5e7  # usual points of all transforms of one end
 # Smallest distance of a window's right end from the largest epsilon, nats.
 _LEAST_RIGHT = 1.0
 # Largest epsilon of an odometer, nats, that counts as 0: a lattice must hold it.
@@ -410,7 +397,7 @@ def solver_of(
     solver = Solver(question, problem)
     if solver.known is None:
         solver.begin()
-        solver.refine(width, usual_work=_WORK)
+        solver.refine(width)
     return solver
 
 

@@ -23,7 +23,6 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     compose,
     gaussian_parts,
-    parts_of,
     rate_places,
 )
 from jaxdp_episodic.accountant.questions import api
@@ -139,14 +138,14 @@ def epsilon_and_gradient(
     _validation.choice("method", method, METHODS)
     if isinstance(step, ComposedSteps) and num_steps is not None:
         step, num_steps = compose((step, num_steps)), None
-    wanted = _checked_names(wrt, step, num_steps)
+    wanted = _checked_names(wrt, step)
     api.checked_runs(step, num_steps, delta=delta)
     numbers: dict[str, Any] = {DELTA: delta, NUM_STEPS: num_steps}
     value = api.epsilon(step, **numbers, method=method)
     question = Question(kind=EPSILON, step=step, **numbers, option=method)
     gradient = {}
     for name, fields in wanted.items():
-        tried = zip(*(field.scale() for field in fields), strict=True)
+        tried = zip(*(field.scale(question) for field in fields), strict=True)
         scale = [
             (functools.reduce(np.minimum, sizes), functools.reduce(np.maximum, ends))
             for sizes, ends in (zip(*each, strict=True) for each in tried)
@@ -184,7 +183,7 @@ def slope(
         by = functools.partial(slope, inner, answer=epsilon, by_bounds=by_bounds)
         found = 1.0 if EPSILON in places else -by(places)
         return (found / by([STEP_NOISE])).reshape(np.shape(answer))
-    scale = scale_of(places[0], question.all_numbers[places[0]]) if not scale else scale
+    scale = scale or scale_of(question, places[0])
     by = functools.partial(difference, question, places)
     if question.kind == RDP:
         return by(curve, scale)
@@ -265,9 +264,10 @@ def difference(
     return np.where(best <= rule.largest_error, found, np.nan).reshape(shape)
 
 
-def scale_of(place: str, value: Any) -> Scale:
-    """Returns the `Scale` of a number with this field path."""
-    value, name = np.asarray(value, np.float64), place.rpartition(".")[2]
+def scale_of(question: Question, place: str) -> Scale:
+    """Returns the `Scale` of the number with this field path."""
+    value = np.asarray(question.all_numbers[place], np.float64)
+    name = place.rpartition(".")[2]
     if name in ("sampling_probability", DELTA):
         return _scale_of_rate(value)
     if is_count(name):  # it can only increase from 0
@@ -296,15 +296,14 @@ def _scale_of_rate(rate: np.ndarray, most: Any = 1.0) -> Scale:
 class _Field(NamedTuple):
     """A number of a run that has a name."""
 
-    place: str  # its field path, or an argument's name
-    value: Any
+    place: str  # its path in the question
     part: GaussianStep
     scheme: Scheme | None = None  # whose rate it is
 
-    def scale(self) -> Scale:
+    def scale(self, question: Question) -> Scale:
         """Returns its scale; for a size that of the rate, times the group's size."""
         if not isinstance(self.scheme, WithoutReplacement):
-            return scale_of(self.place, self.value)
+            return scale_of(question, self.place)
         levels = self.part.path_rates
         position = self.part.level_names_used.index(self.scheme.name)
         draw, group = levels.draw_sizes[position], levels.group_sizes[position]
@@ -315,42 +314,35 @@ class _Field(NamedTuple):
         return [(size.min(axis=-1), end), (down.min(axis=-1), side)]
 
 
-def _fields(
-    step: GaussianStep | ComposedSteps, num_steps: Any = None
-) -> dict[str, list[_Field]]:
-    """The fields of each name."""
-    is_run = isinstance(step, ComposedSteps)
-    together: dict[str, list[_Field]] = {}
-    alone: dict[str, list[_Field]] = {}
-    parts, counts = gaussian_parts(step, _NAME), parts_of(step, num_steps)[1]
-    for i, (part, count) in enumerate(zip(parts, counts, strict=True)):
-        inside = f"step.steps[{i}]." if is_run else "step."
-        own = {
-            NOISE: _Field(inside + NOISE, part.noise_multiplier, part),
-            NUM_STEPS: _Field(
-                f"step.counts[{i}]" if is_run else NUM_STEPS, count, part
-            ),
-        }
+def _fields(step: GaussianStep | ComposedSteps) -> dict[str, list[_Field]]:
+    """The fields of each name; with an index, that of one step of a run."""
+    is_run, found = isinstance(step, ComposedSteps), dict[str, list[_Field]]()
+    for i, part in enumerate(gaussian_parts(step, _NAME)):
+        inside, count = "step.", NUM_STEPS
+        if is_run:
+            inside, count = f"step.steps[{i}].", f"step.counts[{i}]"
+        own = {NOISE: _Field(inside + NOISE, part), NUM_STEPS: _Field(count, part)}
+        places = rate_places(part)
         for scheme in part.design.schemes:
             # The length of an epoch is a whole number.
             is_used = scheme.name in part.level_names_used
             if is_used and not isinstance(scheme, EpochScheme):
-                name, value = scheme.rate_field, getattr(scheme, scheme.rate_field)
-                place = inside + rate_places(part)[scheme.name]
-                own[f"{scheme.name}.{name}"] = _Field(place, value, part, scheme)
+                field = _Field(inside + places[scheme.name], part, scheme)
+                own[f"{scheme.name}.{scheme.rate_field}"] = field
         for name, field in own.items():
-            together.setdefault(name, []).append(field)
-            alone[f"{name}[{i}]"] = [field]
-    return together | alone if is_run else together
+            found.setdefault(name, []).append(field)
+            if is_run:
+                found[f"{name}[{i}]"] = [field]
+    return found
 
 
 def _checked_names(
-    wrt: Any, step: GaussianStep | ComposedSteps, num_steps: Any
+    wrt: Any, step: GaussianStep | ComposedSteps
 ) -> dict[str, list[_Field]]:
     """The fields of each name in ``wrt``; raises for unknown names."""
     if isinstance(wrt, str) or not isinstance(wrt, tuple | list):
         raise TypeError(f"wrt must be a tuple of names, got {_validation.shown(wrt)}")
-    fields = _fields(step, num_steps)
+    fields = _fields(step)
     parts = [field.part for field in fields[NOISE]]
     has_epochs = any(epoch_scheme(part.design) or part.bands for part in parts)
     for name in wrt:
@@ -359,7 +351,7 @@ def _checked_names(
             raise NotImplementedError(
                 f"{_NAME} with epochs or bands covers {NOISE!r} only, got {name!r}"
             )
-        for _, _, part, scheme in fields[name]:
+        for _, part, scheme in fields[name]:
             is_size = isinstance(scheme, WithoutReplacement)
             if is_size and in_one_place(part).privacy_unit in OWNED:
                 raise NotImplementedError(

@@ -40,7 +40,6 @@ from jaxdp_episodic.accountant.questions.calibration import (
     DELTA,
     EPSILON,
     NOISE,
-    NUM_STEPS,
     ORDERS,
     RDP,
     Calibration,
@@ -75,11 +74,6 @@ _SHIFTS = (1e-20, 1e70)
 _LARGEST_ORDER = 1e30
 _RATE = "sampling_probability"
 _COMPILED = (NOISE, _RATE, ORDERS)  # numbers that may be traced there
-_ANSWERS = {
-    EPSILON: api.epsilon,
-    DELTA: api.delta,
-    NOISE: calibrate_noise_multiplier,
-}
 Words = tuple[tuple[int, ...], ...]
 """Requested values: the result, (), and derivatives by missing numbers, (i,)."""
 
@@ -188,9 +182,8 @@ def _counted(
     api.check_method(method)
     if num_steps is None and not isinstance(step, ComposedSteps):
         raise ValueError("num_steps must be a whole number >= 0, got None")
-    numbers = {**target, NUM_STEPS: num_steps}
     of = Calibration if kind == NOISE else Question
-    question = of(kind=kind, step=step, **numbers, option=method)
+    question = of(kind=kind, step=step, num_steps=num_steps, **target, option=method)
     return _answer(question, question.shape)
 
 
@@ -301,8 +294,9 @@ def answered(question: Question) -> np.ndarray:
     with using_engine("numpy"):
         if question.kind == RDP:
             return curve(question)
-        ask, numbers = _ANSWERS[question.kind], question.numbers
-        found = ask(question.step, **numbers, method=question.option)
+        ask: Any = {EPSILON: api.epsilon, DELTA: api.delta}.get(question.kind)
+        ask = ask or calibrate_noise_multiplier
+        found = ask(question.step, **question.numbers, method=question.option)
         return np.asarray(found, np.float64)
 
 
@@ -331,8 +325,7 @@ def rows_of(question: Question, words: Words, *missing: np.ndarray) -> list[np.n
                 return slope(some, first, answered(some), by_bounds=False)
 
             (by,) = second
-            scale = scale_of(by[0], asked.all_numbers[by[0]])
-            found[word] = difference(asked, by, by_first, scale)
+            found[word] = difference(asked, by, by_first, scale_of(asked, by[0]))
     return [found[word] for word in words]
 
 

@@ -318,12 +318,12 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 59_958,
+    "jaxdp_episodic": 59_950,
     "jaxdp_episodic/accountant/describe": 3_674,
     "jaxdp_episodic/accountant/losses": 4_813,
     "jaxdp_episodic/accountant/methods": 5_529,
     "jaxdp_episodic/accountant/numerics": 3_058,
-    "jaxdp_episodic/accountant/questions": 5_701,
+    "jaxdp_episodic/accountant/questions": 5_694,
     "jaxdp_episodic/accountant/bounds": 1_744,
     "jaxdp_episodic/accountant/interop": 1_604,
     "jaxdp_episodic/accountant/report": 1_999,
@@ -340,7 +340,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/plan": 1_978,
     "jaxdp_episodic/tools/plots": 1_142,
     "jaxdp_episodic/tools/book": 1_101,
-    "jaxdp_episodic/tools/train": 1_247,
+    "jaxdp_episodic/tools/train": 1_246,
     "jaxdp_episodic/tools/explore": 456,
     "jaxdp_episodic/tools/cli": 2_203,
     "jaxdp_episodic/files": 1_361,

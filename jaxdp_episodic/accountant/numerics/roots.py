@@ -34,7 +34,7 @@ def largest_within(
     ends: tuple[Any, Any],
     *,
     slope: float,
-    tolerance: float | np.ndarray,
+    tolerance: float | np.ndarray = 0.0,
     whole: int = 0,
 ) -> np.ndarray:
     """Largest x between two ends that was evaluated and has ``excess(x) <= 0``, or 0.

@@ -324,16 +324,10 @@ def calibrate_num_steps(
     """
     _check_is(step, GaussianStep, *RELEASES)
     question = Calibration.of(step, epsilon, delta, 1, method)
+    excess, ends = question.excess_by(NUM_STEPS), (1.0, float(_MAX_STEPS))
     start = np.ones(question.targets.size)
     with asking_together(start.size * _EVALUATIONS):
-        found = largest_within(
-            question.excess_by(NUM_STEPS),
-            start,
-            (1.0, float(_MAX_STEPS)),
-            slope=OF_STEPS,
-            tolerance=0,
-            whole=1,
-        )
+        found = largest_within(excess, start, ends, slope=OF_STEPS, whole=1)
     return found.astype(np.int64).reshape(question.shape)[()]
 
 

@@ -364,9 +364,8 @@ def _largest_mu(epsilon: float, log_delta: float, tolerance: float) -> float:
         return float64_boundary(log_gaussian_profile)(mu, epsilon) - log_delta
 
     ends, most = (1e-30, _MOST_MU), np.array([_MOST_MU])
-    options: Any = {"slope": 1.0, "tolerance": tolerance}
-    found = float(largest_within(excess, most, ends, **options)[0])
-    return math.inf if found == _MOST_MU else found
+    (found,) = largest_within(excess, most, ends, slope=1.0, tolerance=tolerance)
+    return math.inf if found == _MOST_MU else float(found)
 
 
 def curve_points(

@@ -550,17 +550,16 @@ def search_budget(
             console.print(cost, highlight=False)
             return np.atleast_1d(np.log(whole / target))
 
-        options: Any = {"slope": 1.0, "tolerance": _TOLERANCE}
-        ends = low, target
-        found = largest_within(excess, np.array([target]), ends, **options)
-        if not found[0]:
+        start, ends = np.array([target]), (low, target)
+        (found,) = largest_within(excess, start, ends, slope=1.0, tolerance=_TOLERANCE)
+        if not found:
             raise ValueError(
                 f"epsilon must be larger for a search with {search.trials!r}, got "
                 f"{target:g} at delta {search.delta:g}: runs of epsilon {low:.2g} "
                 f"already cost {upward(budgets[low].epsilon)}; expect fewer runs, or "
                 "use a smaller eta"
             )
-        return budgets[float(found[0])]
+        return budgets[float(found)]
 
 
 def _curve(

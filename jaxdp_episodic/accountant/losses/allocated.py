@@ -221,7 +221,11 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
 
     def profile_error(self) -> Array:
         """See `Profile`."""
-        return self._rounding + self.errors()[0]
+        return np.full(self.shape, self._rounding)
+
+    def mass_error(self) -> Array:
+        """See `Profile`."""
+        return self.errors()[0]
 
     def tail_displacement(self, u: Array) -> Array:
         """See `Profile`: losses are rounded logarithms of rounded ratios."""

@@ -245,6 +245,10 @@ class Profile(PrivacyLoss):
         """Returns the error of both `Tails`, divided by 1 + their absolute value."""
         return np.full(self.shape, 4e-15)
 
+    def mass_error(self) -> Array:
+        """Returns a further relative error of both `Tails`, whatever their size."""
+        return np.zeros(self.shape)
+
 
 class FiniteValues(Profile):
     """Mechanisms with finitely many losses."""

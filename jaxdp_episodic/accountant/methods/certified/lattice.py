@@ -72,9 +72,9 @@ def evaluate_tails(
     h, scaled, other, other_scaled = in_chunks(
         _log_tails, (np.maximum(flat, least), every), _CHUNKS._replace(numpy=chunk)
     )
-    relative = loss.profile_error()
-    forward = _tails(h, scaled, displaced, relative)
-    reverse = _tails(other, other_scaled, displaced, relative)
+    errors = displaced, loss.profile_error(), loss.mass_error()
+    forward = _tails(h, scaled, *errors)
+    reverse = _tails(other, other_scaled, *errors)
     return (reverse, forward) if backward else (forward, reverse)
 
 
@@ -100,6 +100,7 @@ def _tails(
     log_scaled: np.ndarray,
     displaced: np.ndarray,
     relative: np.ndarray,
+    of_mass: np.ndarray,
 ) -> Tails:
     # NaN stays NaN: the probabilities are then NaN too, and rejected.
     no_h = log_h <= _LEAST_LOG_PROFILE
@@ -108,7 +109,7 @@ def _tails(
     log_scaled = np.where(no_scaled, 0.0, log_scaled)
     profile = np.where(no_h, 0.0, np.exp(log_h))
     scaled = np.where(no_scaled, 0.0, np.exp(log_scaled))
-    error = relative * (1 + np.abs(log_h) + np.abs(log_scaled))
+    error = relative * (1 + np.abs(log_h) + np.abs(log_scaled)) + of_mass
     change = displacement_error(displaced)
     return Tails(
         profile, scaled, error * profile + change * scaled, (error + change) * scaled
@@ -260,7 +261,8 @@ def bins_of_values(
     losses = np.where(np.abs(points[place] - losses) <= slack, points[place], losses)
     mass = np.exp(log_masses)
     error = float(loss.profile_error()) * (1 + np.abs(log_masses) + np.abs(losses))
-    return bins_of_masses(points, losses, mass, (error + _SPLIT_ERROR) * mass)
+    error += _SPLIT_ERROR + float(loss.mass_error())
+    return bins_of_masses(points, losses, mass, error * mass)
 
 
 def bins_of_masses(

@@ -318,10 +318,10 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 59_950,
+    "jaxdp_episodic": 59_960,
     "jaxdp_episodic/accountant/describe": 3_674,
-    "jaxdp_episodic/accountant/losses": 4_813,
-    "jaxdp_episodic/accountant/methods": 5_529,
+    "jaxdp_episodic/accountant/losses": 4_821,
+    "jaxdp_episodic/accountant/methods": 5_531,
     "jaxdp_episodic/accountant/numerics": 3_058,
     "jaxdp_episodic/accountant/questions": 5_694,
     "jaxdp_episodic/accountant/bounds": 1_744,

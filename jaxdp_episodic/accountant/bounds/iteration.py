@@ -219,8 +219,8 @@ def full_batch_rho(
     tau = np.concatenate([grid, np.clip(around, 1, most)], axis=-1)
     window = np.concatenate([tau, most], axis=-1)
     far = np.where(np.arange(window.shape[-1]) < tau.shape[-1], span / eta, 0.0)
-    once, twice = _geometric(c, window), _geometric(c * c, window)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        once, twice = _geometric(c, window), _geometric(c * c, window)
         carried = np.where(far > 0, far * c**window, 0.0)
         carried = np.where(np.isnan(carried), np.inf, carried)  # inf * 0
         distance = carried + part[..., None] * once
@@ -340,6 +340,4 @@ def _geometric(c: float, count: np.ndarray) -> np.ndarray:
     """Returns ``1 + c + … + c^{count-1}``."""
     if c == 1:
         return np.asarray(count, np.float64)
-    if c == 0:
-        return np.ones(count.shape)
     return np.expm1(count * np.log(c)) / np.expm1(np.log(c))

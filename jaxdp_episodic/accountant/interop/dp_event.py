@@ -125,7 +125,7 @@ def steps_of(
 
 def nothing(relation: str) -> OneStep:
     """Returns a step that draws no example."""
-    return _gaussian(0.0, 1.0, relation)
+    return gaussian(0.0, 1.0, relation)
 
 
 def joint(noises: list[tuple[float, int]], power: int = 2) -> float:
@@ -285,7 +285,7 @@ def _released(event: Any, relation: str, **given: Any) -> Any:
 def _unsampled_gaussian(event: Any, relation: str) -> OneStep:
     """Gaussian noise on the whole data set, or none."""
     noise = number(event, "noise_multiplier") if EVENTS[kind(event)].fields else 0.0
-    return _gaussian(1.0, noise, relation)
+    return gaussian(1.0, noise, relation)
 
 
 def _tree(event: Any, relation: str) -> OneStep | None:
@@ -299,7 +299,7 @@ def _tree(event: Any, relation: str) -> OneStep | None:
     if counts.size == 0:
         raise ValueError("step_counts must have at least one number of steps, got none")
     height = int(counts.max()).bit_length()
-    return _gaussian(1.0, joint([(noise, height)]), relation) if height else None
+    return gaussian(1.0, joint([(noise, height)]), relation) if height else None
 
 
 def _discrete_gaussian(event: Any, relation: str) -> OneStep:
@@ -346,7 +346,7 @@ def _wrong_relation(event: Any, relation: str, *covered: str) -> EventNotCovered
     )
 
 
-def _gaussian(sampling: Any, noise: float, relation: str) -> GaussianStep:
+def gaussian(sampling: Any, noise: float, relation: str) -> GaussianStep:
     """Returns a Gaussian step on a sample, of a scheme or with a Poisson rate."""
     if isinstance(sampling, float):
         sampling = designs.Poisson(_LEVEL, sampling_probability=sampling)
@@ -376,7 +376,7 @@ def _poisson(event: Any, relation: str) -> OneStep:
     is_one = sum(count for _, count in parts) == 1
     one = next(part for part, count in parts if count) if is_one else None
     if kinds <= {"Gaussian"}:
-        return _gaussian(rate, _joint_noise(parts), relation)
+        return gaussian(rate, _joint_noise(parts), relation)
     is_mixture = kinds <= {"Gaussian", "MixtureOfGaussians"}
     if relation == "replace_one" and (is_mixture or kinds == {"Laplace"}):
         raise _wrong_relation(event, relation, "add_remove", "zero_out")
@@ -414,7 +414,7 @@ def _fixed_size(event: Any, relation: str) -> OneStep | None:
             "sample_size must be at most source_dataset_size, got "
             f"{size!r} of {population!r}"
         )
-    return _gaussian(sampling, _joint_noise(parts), relation)
+    return gaussian(sampling, _joint_noise(parts), relation)
 
 
 def _random_allocation(event: Any, relation: str) -> OneStep | None:
@@ -429,7 +429,7 @@ def _random_allocation(event: Any, relation: str) -> OneStep | None:
     if selected == 0:
         return None
     scheme = designs.RandomAllocation(_LEVEL, steps_per_epoch=steps, times=selected)
-    return _gaussian(scheme, _joint_noise(parts), relation)
+    return gaussian(scheme, _joint_noise(parts), relation)
 
 
 def _gaussian_parts(sampled: Any, relation: str) -> Parts:

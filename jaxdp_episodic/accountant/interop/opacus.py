@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.designs import Poisson
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.step import GaussianStep, compose
+from jaxdp_episodic.accountant.interop.dp_event import gaussian
 from jaxdp_episodic.accountant.questions.api import METHODS, epsilon
 from jaxdp_episodic.files.optional import check_version, require
 
@@ -128,11 +128,8 @@ class EpisodicAccountant(_accountants.IAccountant):
         return hook
 
     def _step(self, noise_multiplier: float, sample_rate: float) -> GaussianStep:
-        return GaussianStep(
-            Poisson("example", sampling_probability=drawn_rate(sample_rate)),
-            noise_multiplier=noise_multiplier,
-            neighboring_relation=self.neighboring_relation,
-        )
+        rate = drawn_rate(sample_rate)
+        return gaussian(rate, noise_multiplier, self.neighboring_relation)
 
 
 class StepAccountant(EpisodicAccountant):

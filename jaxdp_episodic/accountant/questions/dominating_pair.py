@@ -444,14 +444,8 @@ def _release(release: OneStep) -> PrivacyLoss:
 
 def _finite(losses: np.ndarray, log_masses: np.ndarray) -> PrivacyLoss:
     """A pair with these losses, never with an infinite one."""
-    return finite.FiniteLoss(
-        ALWAYS, _columns(losses), _columns(log_masses), np.zeros(1)
-    )
-
-
-def _columns(values: np.ndarray) -> tuple[np.ndarray, ...]:
-    """One array with a path axis for each value."""
-    return tuple(np.full(1, value) for value in values)
+    fields = tuple(losses[:, None]), tuple(log_masses[:, None])
+    return finite.FiniteLoss(ALWAYS, *fields, np.zeros(1))
 
 
 def _unprotected(rate: float) -> PrivacyLoss:
@@ -506,8 +500,8 @@ def _gaussian_mixture(release: releases.GaussianMixtureRelease) -> PrivacyLoss:
     some = chance[order].sum()
     at_all = 1.0 if order.size == norms.size else min(float(some), 1.0)
     rate = np.full(1, release.sampling_probability * at_all)
-    weights = _columns(np.log(chance[order] / some))
-    return mixtures.GaussianMixtureLoss(ALWAYS, rate, _columns(shift), weights)
+    shifts, weights = shift[:, None], np.log(chance[order] / some)[:, None]
+    return mixtures.GaussianMixtureLoss(ALWAYS, rate, tuple(shifts), tuple(weights))
 
 
 def _truncated(
@@ -516,8 +510,7 @@ def _truncated(
     """docs/proofs.md, "A truncated Poisson sample"."""
     batch_size, rate = column(release.batch_size), column(release.sampling_probability)
     shift = shift_of(release.noise_multiplier, 1.0)
-    cuts = cut_weights(_sizes(release), batch_size, rate)
-    whole, cut, cut_rate, sure = cuts
+    whole, cut, cut_rate, sure = cut_weights(_sizes(release), batch_size, rate)
     kind = {
         "add_remove": mixtures.TruncatedGaussianLoss,
         "replace_one": mixtures.ReplacedTruncatedLoss,
@@ -532,12 +525,9 @@ def _uses_of_release(release: OneStep, count: np.ndarray) -> Uses:
         return [(_release(release), count)]
     pair = _truncated(release)
     uncut = column(release.batch_size) >= _sizes(release)
-    uses: Uses = []
-    if np.any(uncut):
-        uses.append((pair.parts()[0], np.where(uncut, count, 0.0)))
-    if not np.all(uncut):
-        uses.append((pair, np.where(uncut, 0.0, count)))
-    return uses
+    plain: Uses = [(pair.parts()[0], np.where(uncut, count, 0.0))]
+    cut: Uses = [(pair, np.where(uncut, 0.0, count))]
+    return plain * bool(np.any(uncut)) + cut * (not np.all(uncut))
 
 
 def _sizes(release: releases.TruncatedPoissonRelease) -> np.ndarray:

@@ -170,6 +170,7 @@ def test_extreme_settings():
         jde.DiscreteLaplaceRelease(np.inf),
     ):
         assert np.isinf(jde.epsilon(everything, **run))
+    assert jde.rdp(jde.DiscreteLaplaceRelease(1e-170), 2.0) > 0  # not by underflow
     doubled = jde.DiscreteLaplaceRelease(0.5, neighboring_relation="replace_one")
     twice = jde.DiscreteLaplaceRelease(0.5, sensitivity=2)
     assert jde.rdp(doubled, 3.0) == jde.rdp(twice, 3.0)

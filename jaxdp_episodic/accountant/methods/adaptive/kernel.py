@@ -41,12 +41,15 @@ _FEW = 1e-13
 
 
 class Spacing(NamedTuple):
-    """A lattice of losses, and the window of interest."""
+    """A lattice of losses, the window of interest, and the side that is bounded."""
 
     step: float  # h, nats; has few bits, so that ``j h`` is exact
     reach: int  # in cells; larger losses are infinite, smaller ones are moved here
     log_size: float  # logarithm of the wanted divergences, <= 0
     log_left_out: float  # log of the share that a move may lose by truncation
+    backward: bool  # whether P and Q are exchanged
+    tilt: float  # of the window
+    up: bool  # from above, not from below
     parts: int = 1  # cells in a cell of the coarser lattice
 
     @property
@@ -73,16 +76,15 @@ class Kernel(NamedTuple):
         first: int,
         masses: np.ndarray,
         infinite: float,
-        step: float,
-        *,
-        up: bool,
+        spacing: Spacing,
         q_infinite: float = 0.0,
     ) -> Kernel:
         """Computes the errors of P's and Q's totals."""
-        losses = step * (first + np.arange(len(masses)))
+        losses = spacing.step * (first + np.arange(len(masses)))
+        sign = 1 if spacing.up else -1
         p, q = float(masses.sum()), float((masses * np.exp(-losses)).sum())
         more, less = p + infinite - 1, 1 - q - q_infinite
-        error, q_error = (max(e if up else -e, 0.0) + _SUM_ERROR for e in (more, less))
+        error, q_error = (max(sign * e, 0.0) + _SUM_ERROR for e in (more, less))
         return cls(first, masses, infinite, error, q_error, min(p, q), q_infinite)
 
     @property
@@ -91,39 +93,28 @@ class Kernel(NamedTuple):
         return self.first + np.arange(len(self.masses))
 
 
-def kernel_of(
-    option: Option, spacing: Spacing, *, backward: bool, tilt: float, up: bool
-) -> Kernel:
+def kernel_of(option: Option, spacing: Spacing) -> Kernel:
     """Returns the kernel of an option."""
     losses, counts = option.losses, option.counts
     number = sum(counts)
     if number == 0:
-        whole = Kernel.of(0, np.ones(1), 0.0, spacing.step, up=up)
+        whole = Kernel.of(0, np.ones(1), 0.0, spacing)
     elif number == 1:
-        whole = _of_one(losses[0], spacing, backward=backward, tilt=tilt, up=up)
+        whole = _of_one(losses[0], spacing)
     else:
-        whole = _of_several(losses, counts, spacing, backward, tilt, up=up)
+        whole = _of_several(losses, counts, spacing)
     if option.log_kept == 0:
         return whole
-    sure = 1 + _FEW if up else 1 - _FEW
+    sure = 1 + _FEW if spacing.up else 1 - _FEW
     kept = math.exp(option.log_kept) * sure
     infinite = min(-math.expm1(option.log_kept) * sure + kept * whole.infinite, 1.0)
     # From below, a symmetric option has infinite losses of both signs, equally likely.
-    lost = infinite if option.is_symmetric and not up else 0.0
-    masses = kept * whole.masses
-    return Kernel.of(
-        whole.first, masses, infinite, spacing.step, up=up, q_infinite=lost
-    )
+    lost = infinite if option.is_symmetric and not spacing.up else 0.0
+    return Kernel.of(whole.first, kept * whole.masses, infinite, spacing, lost)
 
 
 def _of_several(
-    losses: Sequence[Profile],
-    counts: Sequence[float],
-    spacing: Spacing,
-    backward: bool,
-    tilt: float,
-    *,
-    up: bool,
+    losses: Sequence[Profile], counts: Sequence[float], spacing: Spacing
 ) -> Kernel:
     """Returns the kernel of a sum of steps, composed on a finer lattice."""
     # The error of each step is of second order: n steps at h / (4 sqrt n) have a
@@ -134,20 +125,18 @@ def _of_several(
         fine = spacing._replace(
             step=spacing.step / parts, reach=spacing.reach * parts, parts=parts
         )
-        steps = [
-            _of_one(loss, fine, backward=backward, tilt=tilt, up=up) for loss in losses
-        ]
+        steps = [_of_one(loss, fine) for loss in losses]
         pairs = list(zip(steps, counts, strict=True))
         summands = [
             Summand(one.index, fine.step * one.index, one.masses, n) for one, n in pairs
         ]
         # Rounding is relative to the largest probability, which the tilt moves.
-        tilts = [tilted(summands, t) for t in sorted({0.0, tilt})]
+        tilts = [tilted(summands, t) for t in sorted({0.0, fine.tilt})]
         first, size, lost = _window(tilts, fine)
         if size <= _MOST_CELLS or halvings == 0:
             break
         halvings = max(halvings - math.ceil(math.log2(size / _MOST_CELLS)), 0)
-    known = []
+    known, up = [], spacing.up
     for whole, some, _ in tilts:
         cells, rounding, _ = cells_of_sum(some, first, size)
         cells = np.maximum(cells, 0.0)
@@ -165,8 +154,8 @@ def _of_several(
     else:
         at_once = -math.expm1(sum(n * math.log1p(-one.infinite) for one, n in pairs))
     at_once = min(at_once * (1 + _FEW) + lost, 1.0) if up else at_once * (1 - _FEW)
-    whole = Kernel.of(first, masses, at_once, fine.step, up=up)
-    return whole if parts == 1 else _coarser(whole, spacing, parts, up=up)
+    whole = Kernel.of(first, masses, at_once, fine)
+    return whole if parts == 1 else _coarser(whole, spacing, parts)
 
 
 def _window(
@@ -195,24 +184,22 @@ def _window(
     return first, size, 0.0 if is_whole else 2 * math.exp(log_cut)
 
 
-def _of_one(
-    loss: Profile, spacing: Spacing, *, backward: bool, tilt: float, up: bool
-) -> Kernel:
+def _of_one(loss: Profile, spacing: Spacing) -> Kernel:
     """Returns the kernel of one step."""
-    low, high = _reach(loss, spacing, tilt, backward=backward)
+    low, high = _reach(loss, spacing)
     index = np.concatenate(
         [-_points_to(low, spacing)[:0:-1], _points_to(high, spacing)]
     )
     points = with_splits(spacing.step * index)
-    bins = lattice.bins_of_step(points, loss, backward=backward)
+    bins = lattice.bins_of_step(points, loss, backward=spacing.backward)
     infinite = 0.0
-    if up:
+    if spacing.up:
         found, infinite = lattice.upper_masses(points, bins)
     else:
         found = lattice.lower_masses(points, bins)
     masses = np.zeros(int(index[-1] - index[0]) + 1)
     masses[index - index[0]] = found
-    return Kernel.of(int(index[0]), masses, infinite, spacing.step, up=up)
+    return Kernel.of(int(index[0]), masses, infinite, spacing)
 
 
 def _points_to(end: int, spacing: Spacing) -> np.ndarray:
@@ -228,20 +215,17 @@ def _points_to(end: int, spacing: Spacing) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _reach(
-    loss: Profile, spacing: Spacing, tilt: float, *, backward: bool
-) -> tuple[int, int]:
+def _reach(loss: Profile, spacing: Spacing) -> tuple[int, int]:
     """Returns the cells to the furthest losses below and above 0."""
     if isinstance(loss, FiniteValues):
         values = loss.values()[0]
         ends = [max(-float(values.min()), 0.0), max(float(values.max()), 0.0)]
-        ends = ends[::-1] if backward else ends
+        ends = ends[::-1] if spacing.backward else ends
     else:
-        forward, backwards = _log_tails(_REACHES, loss)
-        own, other = (backwards, forward) if backward else (forward, backwards)
+        own, other = _log_tails(_REACHES, loss)[:: -1 if spacing.backward else 1]
         # P's probability of losses below -u is e^-u times the other direction's tail.
         # It is placed at the end; tilted, that is hardly sooner.
-        masses = other[1] - (1 + tilt) * _REACHES, np.logaddexp(*own)
+        masses = other[1] - (1 + spacing.tilt) * _REACHES, np.logaddexp(*own)
         small = (np.append((mass < spacing.log_cut)[:-1], True) for mass in masses)
         ends = [float(_REACHES[np.argmax(each)]) for each in small]
     cells = (math.ceil(min(e / spacing.step, 1e9)) + 1 for e in ends)
@@ -252,7 +236,7 @@ def _reach(
 _log_tails = float64_boundary(lambda u, loss: loss.log_tails(u))
 
 
-def _coarser(fine: Kernel, spacing: Spacing, parts: int, *, up: bool) -> Kernel:
+def _coarser(fine: Kernel, spacing: Spacing, parts: int) -> Kernel:
     """Moves the probabilities to a coarser lattice."""
     # Each is split to the points around it, with P- and Q-probability kept; from below
     # they are lowered until chords between points of the coarser lattice lie below.
@@ -262,9 +246,9 @@ def _coarser(fine: Kernel, spacing: Spacing, parts: int, *, up: bool) -> Kernel:
     losses = spacing.step / parts * fine.index
     bins = lattice.bins_of_masses(points, losses, fine.masses, 4e-15 * fine.masses)
     infinite = fine.infinite
-    if up:
+    if spacing.up:
         masses, above = lattice.upper_masses(points, bins)
         infinite += above
     else:
         masses = lattice.lower_masses(points, bins)
-    return Kernel.of(first, masses, infinite, spacing.step, up=up)
+    return Kernel.of(first, masses, infinite, spacing)

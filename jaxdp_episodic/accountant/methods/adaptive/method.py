@@ -306,11 +306,11 @@ class Solver:
         cells = max(2 * window.size, math.ceil(view.reach / step))
         left_out = math.log(_LEFT_OUT / self.most_moves)
         reach = min(cells, int(FURTHEST / step))
-        spacing = Spacing(step, reach, view.log_size, left_out)
-        kernels = [
-            kernel_of(one, spacing, backward=backward, tilt=window.tilt, up=up)
-            for one in (self.problem.upper if up else self.problem.lower)
-        ]
+        spacing = Spacing(
+            step, reach, view.log_size, left_out, backward, window.tilt, up
+        )
+        options = self.problem.upper if up else self.problem.lower
+        kernels = [kernel_of(one, spacing) for one in options]
 
         def beyond(x: np.ndarray) -> np.ndarray:
             """No state has a larger value than the first: continuing never loses."""

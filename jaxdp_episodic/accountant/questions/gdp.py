@@ -469,8 +469,13 @@ class GdpPrice:
     floor: float
 
     def __post_init__(self) -> None:
-        _check_number(self, "floor", below=1)
-        _check_number(self, "mu")
+        for name in ("floor", "mu"):
+            value = getattr(self, name)
+            if type(value) is not float or not value >= 0:  # books hold thousands
+                value = _validation.one(name, value, _validation.nonnegative_array)
+                object.__setattr__(self, name, float(value))
+        if self.floor >= 1:
+            raise ValueError(f"floor must lie in [0, 1), got {self.floor}")
         if not math.isfinite(self.mu):
             raise ValueError(
                 f"mu must be finite, got {self.mu}: the run has no mu at "
@@ -488,13 +493,11 @@ class GdpBudget:
     floors: float
 
     def __post_init__(self) -> None:
-        _check_number(self, "epsilon")
-        if not 0 < self.epsilon < np.inf:
-            raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon:g}")
-        for name in ("delta", "floors"):
-            share = getattr(self, name)
-            share = _validation.one(name, share, _validation.open_unit_array)
-            object.__setattr__(self, name, share)
+        amount, share = _validation.positive_array, _validation.open_unit_array
+        checks = {"epsilon": amount, "delta": share, "floors": share}
+        for name, check in checks.items():
+            checked = _validation.one(name, getattr(self, name), check)
+            object.__setattr__(self, name, checked)
         if not self.floors < self.delta:
             raise ValueError(
                 f"floors must be below delta, {self.delta:g}, got {self.floors:g}"
@@ -612,13 +615,3 @@ def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:
     epsilons = np.maximum.accumulate(np.append(0.0, epsilons))
     deltas = np.append(min(total_variation * (1 + _OF_PRICES), 1.0), deltas)
     return price_of_curve(epsilons, np.minimum.accumulate(deltas), floor=lost)
-
-
-def _check_number(described: Any, name: str, *, below: float = math.inf) -> None:
-    """Checks a field that must be a number >= 0 and makes it a float."""
-    value = getattr(described, name)
-    if type(value) is not float or not value >= 0:  # books hold thousands
-        checked = _validation.one(name, value, _validation.nonnegative_array)
-        object.__setattr__(described, name, value := float(checked))
-    if below < math.inf and value >= below:
-        raise ValueError(f"{name} must lie in [0, {below:g}), got {value}")

@@ -318,12 +318,12 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 59_945,
+    "jaxdp_episodic": 59_922,
     "jaxdp_episodic/accountant/describe": 3_674,
     "jaxdp_episodic/accountant/losses": 4_821,
-    "jaxdp_episodic/accountant/methods": 5_531,
+    "jaxdp_episodic/accountant/methods": 5_515,
     "jaxdp_episodic/accountant/numerics": 3_058,
-    "jaxdp_episodic/accountant/questions": 5_684,
+    "jaxdp_episodic/accountant/questions": 5_677,
     "jaxdp_episodic/accountant/bounds": 1_742,
     "jaxdp_episodic/accountant/interop": 1_601,
     "jaxdp_episodic/accountant/report": 1_999,

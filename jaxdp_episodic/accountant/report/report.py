@@ -287,21 +287,21 @@ def privacy_report(
 def _single_run(step: Any, num_steps: Any) -> ComposedSteps:
     """Returns a run of scalar fields as a composed run; raises for arrays."""
     gaussian_parts(step, "privacy_report")
-    run = step
     if isinstance(step, ComposedSteps) != (num_steps is None):
         raise ValueError(
-            "num_steps must be None for a composed run, which has its own counts, and "
-            f"a whole number >= 0 for a step, got {num_steps!r}"
+            "num_steps must be None for a composed run, which has its own counts "
+            "(compose((run, 2)) is the run twice), and a whole number >= 0 for a step, "
+            f"got {num_steps!r}"
         )
     if num_steps is not None:
         steps = _validation.integer_array("num_steps", num_steps, minimum=0)
-        run = compose((step, steps))
-    if run.shape != ():
+        step = compose((step, steps))
+    if step.shape != ():
         raise ValueError(
             "a report needs one setting: every field of the step and num_steps must be "
-            f"scalars, got fields of shape {run.shape}"
+            f"scalars, got fields of shape {step.shape}"
         )
-    return run
+    return step
 
 
 def _path_epsilons(

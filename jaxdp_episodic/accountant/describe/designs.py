@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -258,10 +258,7 @@ class MultistageSampling(Design):
       ValueError: no level, repeated or reserved names, or fields that do not broadcast.
     """
 
-    nested_specs = {
-        "levels": (Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs)
-    }
-
+    nested_specs = {"levels": get_args(Scheme)}
     traceable = ("levels",)
 
     levels: tuple[Scheme, ...]
@@ -379,7 +376,7 @@ class PeopleBlocks(Design):
     """
 
     nested_specs = {
-        "episodes": (Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs),
+        "episodes": get_args(Scheme),
         "sampling": (MultistageSampling, Poisson, WithoutReplacement),
     }
 
@@ -448,7 +445,7 @@ class GroupedClasses(Design):
     """
 
     nested_specs = {
-        "episodes": (Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs),
+        "episodes": get_args(Scheme),
         "classes": (Poisson, WithoutReplacement),
         "examples": (Poisson, WithoutReplacement),
     }

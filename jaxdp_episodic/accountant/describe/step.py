@@ -266,16 +266,6 @@ class GaussianStep(Spec):
             self.population,
             self.neighboring_relation,
         )
-        self._check_small_units()
-        _ = self.in_group  # raises for bands without a theorem
-        if self.is_traced:
-            return  # checked once the numbers are known
-        _ = self.path_rates  # raises for a level without a size
-        if self.small_units == "error":
-            _refuse_small_units(self)
-
-    def _check_small_units(self) -> None:
-        """Checks ``small_units``, or sets the relation's default."""
         default = "error" if self.neighboring_relation == "replace_one" else "keep"
         if self.small_units is None:
             object.__setattr__(self, "small_units", default)
@@ -285,6 +275,12 @@ class GaussianStep(Spec):
                 "small_units must be 'keep' under add_remove, got 'error': refusing a "
                 "unit because of its size would reveal who is in it"
             )
+        _ = self.in_group  # raises for bands without a theorem
+        if self.is_traced:
+            return  # checked once the numbers are known
+        _ = self.path_rates  # raises for a level without a size
+        if self.small_units == "error":
+            _refuse_small_units(self)
 
     @functools.cached_property
     def design(self) -> Sampling:

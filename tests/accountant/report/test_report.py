@@ -354,7 +354,11 @@ def test_nothing_drawn_or_no_step_costs_nothing():
             {"per_unit": True},
             "needs a step with a Population",
         ),
-        (jde.compose((school_step(), 1)), {}, "num_steps must be None.* is the run twice"),
+        (
+            jde.compose((school_step(), 1)),
+            {},
+            "num_steps must be None.* is the run twice",
+        ),
         (
             people_step(privacy_unit="person", people=PEOPLE),
             {"people": PEOPLE},

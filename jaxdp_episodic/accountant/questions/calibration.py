@@ -44,13 +44,11 @@ from jaxdp_episodic.accountant.questions.worst_path import CONTOUR, answer
 
 # Lower estimate of d log epsilon / d log(1 / noise).
 _OF_NOISE = 0.9
-# Lower estimate of d log epsilon / d log(number of steps).
-OF_STEPS = 0.45
-# Lower estimate of d log epsilon / d log rate.
-_OF_RATE = 0.45
+# Lower estimate of d log epsilon by the logarithm of a number of steps or a rate.
+_OF_STEPS = 0.45
 # Smallest and largest noise multiplier of the search.
 _LEAST_NOISE = 1e-9
-MOST_NOISE = 1e18
+_MOST_NOISE = 1e18
 # Target epsilon, in nats, above which the Rényi bound replaces certified ends: with so
 # little noise one takes up to 20 s.
 _LARGE = 500.0
@@ -279,7 +277,7 @@ def calibrate_noise_multiplier(
         inverse = largest_within(
             lambda inverse, active: by_noise(1 / inverse, active),
             question.initial_inverse_noise(),
-            (1 / MOST_NOISE, 1 / _LEAST_NOISE),
+            (1 / _MOST_NOISE, 1 / _LEAST_NOISE),
             slope=_OF_NOISE,
             tolerance=np.maximum(tolerance, rounded),
         )
@@ -327,7 +325,7 @@ def calibrate_num_steps(
     excess, ends = question.excess_by(NUM_STEPS), (1.0, float(_MAX_STEPS))
     start = np.ones(question.targets.size)
     with asking_together(start.size * _EVALUATIONS):
-        found = largest_within(excess, start, ends, slope=OF_STEPS, whole=1)
+        found = largest_within(excess, start, ends, slope=_OF_STEPS, whole=1)
     return found.astype(np.int64).reshape(question.shape)[()]
 
 
@@ -400,7 +398,7 @@ def calibrate_rate(
         whole, most = 1, group.min(axis=-1) if refused else group.max(axis=-1)
         ends = smallest, most
     least, most = (np.broadcast_to(e, shape).reshape(-1).astype(float) for e in ends)
-    options: Any = {"slope": _OF_RATE, "tolerance": _TOLERANCE, "whole": whole}
+    options: Any = {"slope": _OF_STEPS, "tolerance": _TOLERANCE, "whole": whole}
     found = largest_within(excess, most, (least, most), **options)
     if not whole:
         return found.reshape(shape)[()]

@@ -108,8 +108,8 @@ def kernel_of(option: Option, spacing: Spacing) -> Kernel:
     sure = 1 + _FEW if spacing.up else 1 - _FEW
     kept = math.exp(option.log_kept) * sure
     infinite = min(-math.expm1(option.log_kept) * sure + kept * whole.infinite, 1.0)
-    # From below, a symmetric option has infinite losses of both signs, equally likely.
-    lost = infinite if option.is_symmetric and not spacing.up else 0.0
+    # From below, such an option has infinite losses of both signs, equally likely.
+    lost = infinite if option.fails_alike and not spacing.up else 0.0
     return Kernel.of(whole.first, kept * whole.masses, infinite, spacing, lost)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import FiniteValues, Profile
 from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.rdp import epsilon_at, log_delta_at, rdp_curve
@@ -102,7 +103,7 @@ class Option(NamedTuple):
     counts: tuple[float, ...]  # number of each of these steps
     log_kept: float  # logarithm of the probability of a finite loss
     displaced: float  # bound of the error of its losses, nats
-    is_symmetric: bool
+    fails_alike: bool  # whether all is revealed as often under Q as under P
 
     @classmethod
     def of(cls, run: Run, *, up: bool) -> Option:
@@ -137,7 +138,9 @@ class Option(NamedTuple):
             profile = cast(Profile, loss)
             displaced += n * (lattice.displacement(profile) + rounding)
         losses, counts = zip(*taken, strict=True) if taken else ((), ())
-        return cls(losses, counts, log_kept, displaced, run.is_symmetric)
+        fails = [loss for loss in bounding.losses if np.any(loss.log_kept())]
+        claims = all(isinstance(x, FiniteLoss) and np.all(x.failure > 0) for x in fails)
+        return cls(losses, counts, log_kept, displaced, run.is_symmetric or claims)
 
 
 class Problem(NamedTuple):

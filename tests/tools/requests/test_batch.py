@@ -16,6 +16,7 @@ from jaxdp_episodic.tools.requests import batch
 from jaxdp_episodic.tools.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
+    read_population,
     read_request,
 )
 
@@ -139,12 +140,16 @@ def schools_row(noise):
     return {"step": step, "num_steps": 100, "delta": 1e-5, "population": sizes}
 
 
-def test_rows_with_a_population():
+def test_rows_with_a_population(tmp_path, monkeypatch):
     answers = batch.answer_requests([schools_row(noise) for noise in (1.0, 2.0)])
-    expected = jde.epsilon(
-        schools_step(np.array([1.0, 2.0])), num_steps=100, delta=1e-5, method="rdp"
-    )
+    noisy = schools_step(np.array([1.0, 2.0]))
+    expected = jde.epsilon(noisy, num_steps=100, delta=1e-5, method="rdp")
     np.testing.assert_allclose([a.value for a in answers], expected, rtol=1e-9)
+    path, columns = tmp_path / "x.npz", {"school": np.zeros(2), "other": np.zeros(99)}
+    np.savez(path, **columns)  # those that are not asked for count, too
+    monkeypatch.setattr("jaxdp_episodic.tools.requests.request._MAX_BYTES", 800)
+    with pytest.raises(ValueError, match="at most max_bytes=800 bytes uncompressed"):
+        read_population({"file": "x.npz", "levels": ["school"]}, tmp_path)
 
 
 def test_each_units_own_budget(tmp_path):
@@ -224,9 +229,8 @@ def read(path):
         return [json.loads(line) for line in path.read_text().splitlines()]
     if path.suffix == ".csv":
         with path.open(newline="") as file:
-            return [
-                {k: v or None for k, v in row.items()} for row in csv.DictReader(file)
-            ]
+            rows = csv.DictReader(file)
+            return [{k: v or None for k, v in row.items()} for row in rows]
     return parquet.read_table(path).to_pylist()
 
 
@@ -298,9 +302,7 @@ def test_rows_are_evaluated_in_chunks(tmp_path, monkeypatch):
         ("r.parquet", "a.csv", b"no", "must be a Parquet file"),
     ],
 )
-def test_a_refused_file_leaves_the_output_as_is(
-    tmp_path, source, out, content, message
-):
+def test_a_refused_file_leaves_the_output(tmp_path, source, out, content, message):
     (tmp_path / source).write_bytes(content)
     if out != source:
         (tmp_path / out).write_text("older")
@@ -319,9 +321,7 @@ def test_the_command_makes_the_folder_after_its_checks(tmp_path, capsys, monkeyp
         out = tmp_path / f"new{i}" / "folder" / "a.csv"
         assert run(["epsilon", *what, "--out", str(out)]) == 0
         assert out.is_file()
-    monkeypatch.setattr(
-        "jaxdp_episodic.tools.requests.batch.unit_budgets", None
-    )  # nothing was evaluated
+    monkeypatch.setattr(batch, "unit_budgets", None)  # nothing was evaluated
     capsys.readouterr()
     assert run(["epsilon", str(file), "--per-unit", "--out", "a.txt"]) == 2
     assert "a.txt must end in" in capsys.readouterr().err

@@ -150,11 +150,7 @@ FAULTS = (
     ),
     Fault(
         "batches of fixed size charged as independent bins",
-        Edit(
-            rows.epoch_rows,
-            "if isinstance(scheme, RandomAllocation):",
-            "if False:",
-        ),
+        Edit(rows.epoch_rows, "if isinstance(scheme, RandomAllocation):", "if False:"),
         sampled.bins_of_two_epochs,
         "two units never share a step, so where one is tells of the other",
         SAMPLER,

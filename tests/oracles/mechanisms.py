@@ -32,10 +32,7 @@ from jaxdp_episodic.accountant.losses.independent_episodes import (
 )
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.losses.mixture_halves import log_rest
-from jaxdp_episodic.accountant.losses.people import (
-    PeopleLoss,
-    ReplacedPeopleLoss,
-)
+from jaxdp_episodic.accountant.losses.people import PeopleLoss, ReplacedPeopleLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.renyi_curve import (
     RenyiCurveLoss,

@@ -73,8 +73,7 @@ def path_rates(
     kinds = MultistageSampling | GroupedClasses | PeopleBlocks
     words = "a MultistageSampling, a GroupedClasses or PeopleBlocks"
     _validation.instance("sampling", sampling, kinds, words)
-    optional = Population | None
-    _validation.instance("population", population, optional, "a Population or None")
+    _validation.instance("population", population, Population | None, "a Population")
     names, paths = sampling.level_names, None
     used = len(names) if num_levels_used is None else num_levels_used
     schemes: tuple[Scheme | None, ...] = sampling.schemes
@@ -98,10 +97,9 @@ def path_rates(
         _check_fits(names[:used], population)
         paths = population.distinct_paths(used)
         sizes[:used] = paths.sizes.T
-    levels = map(_level_rates, schemes[:used], sizes)
-    rates, groups, draws, exact = zip(*levels, strict=True)
+    columns = zip(*map(_level_rates, schemes[:used], sizes), strict=True)
     multiplicity = np.ones(1, np.int64) if paths is None else paths.multiplicity
-    return PathRates(rates, groups, draws, exact, multiplicity, paths)
+    return PathRates(*columns, multiplicity=multiplicity, paths=paths)
 
 
 def inclusion_rates(
@@ -158,9 +156,8 @@ def max_contributions(
             return population.max_contributions(sampling.levels, unit_level, clip_level)
     bound = np.asarray(1, np.int64)
     for level in range(unit_level, clip_level):
-        children = most_children_drawn(
-            sampling, population, level, neighboring_relation
-        )
+        at = level, neighboring_relation
+        children = most_children_drawn(sampling, population, *at)
         if np.any(bound * children.astype(np.float64) > 2**53):
             raise ValueError("one unit must make at most 2**53 contributions, got more")
         bound = np.asarray(bound * children)
@@ -246,6 +243,7 @@ def _check_fits(level_names: tuple[str, ...], population: Population) -> None:
 
 # Relative increase of the probabilities: twice the error of binomial tails, 1e-10.
 _RAISED = 2e-10
+_TINY = float(np.finfo(np.float64).tiny)
 
 
 def cut_weights(
@@ -263,24 +261,26 @@ def cut_weights(
 
     def weights(side: str, other: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         whole = np.exp(log_binomial_tail(others - b + 1, others, 1 - p, side=side))
-        cut, beneath = (
-            np.exp(log_binomial_tail(b, others, p, side=one)) for one in (side, other)
-        )
-        joint = np.exp(log_binomial_tail(b + 1, n, p, side=side)) * b / n
+        cut = np.exp(log_binomial_tail(b, others, p, side=side))
+        beneath = log_binomial_tail(b, others, p, side=other)
+        joint = log_binomial_tail(b + 1, n, p, side=side)
+        # What can occur must not underflow to 0, or it would be left out.
+        whole, cut = np.maximum(whole, _TINY * (b > 0)), np.maximum(cut, _TINY * always)
         whole = np.where(inside, whole, np.where(never, b > 0, ~always))
         cut = np.where(inside, cut, np.where(never, b <= 0, always))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            drawn = np.where(inside, joint / beneath, np.where(never, 0.0, b / n))
+        seen = beneath > np.log(_TINY)
+        beneath = np.where(seen, beneath, 0.0)
+        share = np.where(seen, np.exp(joint - beneath) * b / n, np.inf)
+        drawn = np.where(inside, share, np.where(never, 0.0, b / n))
         # If all of M >= b, M + 1 is at least b + 1.
-        drawn = np.minimum(np.where(np.isnan(drawn), np.inf, drawn), q * b / (b + 1))
+        drawn = np.minimum(drawn, q * b / (b + 1))
         return whole, cut, drawn
 
     whole, cut, drawn = weights("upper", "lower")
     whole, cut = (np.minimum(weight * (1 + _RAISED), 1.0) for weight in (whole, cut))
-    drawn = np.minimum(drawn * (1 + 2 * _RAISED), q)
+    drawn = np.minimum(np.maximum(drawn * (1 + 2 * _RAISED), _TINY * (b > 0)), q)
     sure = np.ones(n.shape)
     for most, least in zip((whole, cut, drawn), weights("lower", "upper"), strict=True):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.where(most > 0, least / most * (1 - 2 * _RAISED), 1.0)
-        sure = np.minimum(sure, np.where(np.isnan(share), 0.0, share))
+        share = np.divide(least, most, out=np.ones(n.shape), where=most > 0)
+        sure = np.minimum(sure, share * (1 - 2 * _RAISED))
     return whole, cut, drawn, np.where(inside, sure, 1 - 4 * _RAISED)

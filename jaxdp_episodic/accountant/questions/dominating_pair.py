@@ -336,7 +336,7 @@ def _drawn_unit(step: GaussianStep, units: _Allocated, rate: np.ndarray) -> Priv
     """One step of a block: Poisson sampling of the units (with several, Theorem A)."""
     if np.any(units.number > 1):
         rows.refuse_many(units.number)
-        chance = units.inner * units.outer
+        chance = product([units.inner, units.outer])
         settings = Settings((), *(a[..., 0] for a in (units.number, rate, chance)))
 
         def theorem_a(_: Any, number: float, *of: float) -> rows.Mixture:
@@ -499,7 +499,7 @@ def _gaussian_mixture(release: releases.GaussianMixtureRelease) -> PrivacyLoss:
     shift = shift_of(release.standard_deviation, norms[order])
     some = chance[order].sum()
     at_all = 1.0 if order.size == norms.size else min(float(some), 1.0)
-    rate = np.full(1, release.sampling_probability * at_all)
+    rate = product([np.full(1, release.sampling_probability), np.full(1, at_all)])
     shifts, weights = shift[:, None], np.log(chance[order] / some)[:, None]
     return mixtures.GaussianMixtureLoss(ALWAYS, rate, tuple(shifts), tuple(weights))
 

@@ -14,10 +14,7 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
-from jaxdp_episodic.accountant.methods.exact.mgf import (
-    exchanged_moments,
-    steps_of,
-)
+from jaxdp_episodic.accountant.methods.exact.mgf import exchanged_moments, steps_of
 from jaxdp_episodic.accountant.methods.rdp import FINE, log_moment
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import at

@@ -73,6 +73,22 @@ def test_a_product_of_rates_below_the_smallest_number_is_not_0(unit, clip, relat
     assert jde.rdp(step, 64.0) > 32e6 - 64 / 63 * 600 * np.log(10)
 
 
+@pytest.mark.parametrize("relation", [ADD, SWAP, ZERO])
+def test_a_full_batch_of_a_probability_near_0_is_not_left_out(relation):
+    how = {"sampling_probability": 0.01, "neighboring_relation": relation}
+    step = jde.TruncatedPoissonRelease(1.0, batch_size=289, population=1_000, **how)
+    assert jde.epsilon(step, delta=1e-6, num_steps=1_000) > 2.12455  # uncut: 2.124515
+    step = jde.TruncatedPoissonRelease(1e-3, batch_size=400, population=1_000, **how)
+    assert jde.rdp(step, 64.0) > (127e6 if relation != ZERO else 31e6)  # 2 / noise
+
+
+def test_a_rare_contribution_of_a_mixture_is_not_left_out():
+    step = jde.GaussianMixtureRelease(
+        [0, 1], [1, 1e-200], standard_deviation=1e-3, sampling_probability=1e-200
+    )
+    assert jde.rdp(step, 64.0) > 31e6
+
+
 def test_independent_episodes_with_slots():
     step = jde.GaussianStep(
         jde.IndependentEpisodes(jde.MultistageSampling(HAND, SOME), num_episodes=3),

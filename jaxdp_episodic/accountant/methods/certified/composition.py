@@ -273,8 +273,8 @@ def _direction(steps: Sequence[Step], target: Target, *, backward: bool) -> Dire
     coarse, uppers, infinite, displaced, are_whole = [], [], 0.0, 0.0, True
     for loss, count in steps:
         # A bin beyond the largest loss would have none of it, but raise its upper end.
-        most = [float(loss.largest_loss(backward=b)) for b in (not backward, backward)]
-        ends = np.array([-1, 1]) * most * (1 + 1e-12)
+        ends = [float(loss.largest_loss(backward=b)) for b in (not backward, backward)]
+        ends = np.array([-1, 1]) * ends * (1 + 1e-12)
         grid = np.union1d(coarse_points(loss.hints()), ends[np.isfinite(ends)])
         points = with_splits(grid)
         tails = lattice.evaluate_tails(loss, points, backward=backward)

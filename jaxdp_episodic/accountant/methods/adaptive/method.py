@@ -475,5 +475,6 @@ def _seen(
         return above - below * math.expm1(-gap)
 
     how = {"payoff": payoff, "offset": largest}
-    window, row = solver.flattened(backward, window, largest, _ENOUGH_READ, **how)
+    # Rounding is larger where a margin is read, further out.
+    window, row = solver.flattened(backward, window, largest, _ENOUGH_READ**2, **how)
     return window, row, payoff

@@ -15,7 +15,6 @@ _HALVINGS = 28
 # Answers below this share of the largest epsilon are rounded up to it.
 _SMALLEST_SHARE = 1e-9
 
-
 # Each check, and the names of the arguments that it checks; see `_CALLED`.
 _NAMES: tuple[tuple[Callable[[str, Any], np.ndarray], str], ...] = (
     (

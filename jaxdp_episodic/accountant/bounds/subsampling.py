@@ -68,8 +68,7 @@ def amplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
         near = np.log1p(r * np.expm1(np.where(small, eps, 0.0)))
         far = np.logaddexp(np.log1p(-r), np.log(r) + eps)
     value = np.where(small, near, far)
-    value = np.minimum(np.where(value > 0, value * _ROUND_UP, 0.0), eps)
-    return np.where(r > 0, value, 0.0)[()]
+    return np.where(r > 0, np.clip(value * _ROUND_UP, _TINY, eps), 0.0)[()]
 
 
 def unamplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
@@ -242,7 +241,7 @@ def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> A
     eps, p = checked(epsilon=epsilon, sampling_probability=sampling_probability)
     # 2 artanh(w) = log((1 + w) / (1 - w)); 1 - w without cancellation at large eps.
     lie = np.exp(-eps) / (1 + np.exp(-eps))  # (1 - tanh(eps / 2)) / 2
-    w = p * np.tanh(eps / 2)
+    w = np.where(p > 0, np.clip(p * np.tanh(eps / 2), _TINY, eps), 0.0)
     with np.errstate(divide="ignore"):
         value = np.log1p(w) - np.log((1 - p) + 2 * p * lie)
         small = 2 * np.arctanh(np.minimum(w, 0.5))
@@ -287,23 +286,25 @@ def advanced_joint_convexity(
 def _subset_rate(size: Any, population: Any) -> np.ndarray:
     m, n = checked(size=size, population=population)
     if np.any(m > n):
-        raise ValueError(
-            f"size must be at most population, got {size!r} of {population!r}"
-        )
+        got = f"{size!r} of {population!r}"
+        raise ValueError(f"size must be at most population, got {got}")
     return m / n
 
 
 def _amplified(epsilon: Any, delta: Any, rate: np.ndarray) -> tuple[Any, Any]:
     eps, one, rate = checked(epsilon=epsilon, delta=delta, rate=rate)
-    scaled = np.minimum(rate * one * _ROUND_UP, 1.0)
-    return amplified_epsilon(eps, rate=rate), scaled[()]
+    return amplified_epsilon(eps, rate=rate), _times(rate, one)[()]
+
+
+def _times(rate: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Returns an upper bound of ``rate * value``, above 0 if both are."""
+    return np.where(rate > 0, np.clip(rate * value * _ROUND_UP, _TINY, value), 0.0)
 
 
 def _profile_at_rate(mechanism: Profile, rate: np.ndarray, epsilon: Any) -> Any:
     rate, target = checked(rate=rate, finite_epsilon=epsilon)
     inner = unamplified_epsilon(target, rate=np.where(rate > 0, rate, 1.0))
-    value = rate * _read(mechanism, np.asarray(inner)) * _ROUND_UP
-    return np.minimum(value, 1.0)[()]
+    return _times(rate, _read(mechanism, np.asarray(inner)))[()]
 
 
 def _read(mechanism: Profile, epsilon: np.ndarray) -> np.ndarray:

@@ -71,8 +71,8 @@ def test_epsilons_at_60_digits():
             assert up * (1 - 1e-16) <= value <= up * (1 + 1e-13) + 1e-300
             inner = unamplified_epsilon(eps, rate=r)
             assert down * (1 - 1e-12) <= inner <= down * (1 + 3e-16)
-    assert amplified_epsilon(np.inf, rate=0.1) == np.inf
-    assert amplified_epsilon(np.inf, rate=0.0) == 0
+    assert amplified_epsilon(np.inf, rate=[0.1, 0.0]).tolist() == [np.inf, 0]
+    assert min(amplify_poisson(1e-200, 1e-200, sampling_probability=1e-200)) > 0
     assert unamplified_epsilon(1.0, rate=0.0) == np.inf
 
 

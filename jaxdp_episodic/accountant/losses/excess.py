@@ -335,8 +335,7 @@ def log_excess_of_atoms(
 ) -> tuple[Array, ...]:
     """Computes `Moments.log_excess` of (J, n) losses with P's log-probabilities."""
     xp = namespace(loss, log_mass, t)
-    base = log_mass - loss  # log-probabilities under Q
-    direction = rule.direction
+    base, direction = log_mass - loss, rule.direction  # Q's log-probabilities
     largest = xp.max(xp.where(log_mass > -xp.inf, xp.abs(loss), 0.0), axis=0)
     power = -t if direction == "backward" else 1 + t
     peak = xp.max(base + power * loss, axis=0) - LARGEST_EXPONENT

@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 class FiniteLoss(FiniteValues, Moments):
     """Finitely many losses, and the logarithms of their probabilities under P."""
 
-    losses: tuple[Array, ...]  # of either sign; infinite without protection
+    losses: tuple[Array, ...]  # of either sign, finite; without protection huge
     log_masses: tuple[Array, ...]  # under P; Q's probabilities are e^-loss times these
     failure: Array  # in [0, 1], probability that everything is revealed instead
     is_symmetric: ClassVar[bool] = False
@@ -69,7 +69,8 @@ class FiniteLoss(FiniteValues, Moments):
         pairs = zip(self.losses, self.log_masses, strict=True)
         none = np.full(self.shape, -np.inf)
         found = [np.where(np.isneginf(m), none, sign * y) for y, m in pairs]
-        return np.max(found, axis=0)
+        largest = np.max(found, axis=0)
+        return np.where(largest > self.LARGEST_LOSS, np.inf, largest)
 
     def log_kept(self) -> Array:
         """See `PrivacyLoss`."""

@@ -419,7 +419,8 @@ def _release(release: OneStep) -> PrivacyLoss:
             return LaplaceLoss(ALWAYS, column(release.sampling_probability), shift)
         case releases.ApproximateDP(epsilon=epsilon, delta=delta):
             # Unless it fails, a bit that is true with probability 1 / (1 + e^-epsilon).
-            size = column(epsilon)
+            # The largest number counts as infinite, and inf - inf would be NaN.
+            size = np.minimum(column(epsilon), np.finfo(np.float64).max)
             log_truth = -np.log1p(np.exp(-size))
             masses = log_truth, log_truth - size
             return finite.FiniteLoss(ALWAYS, (size, -size), masses, column(delta))
@@ -477,8 +478,7 @@ def _discrete_laplace(release: releases.DiscreteLaplaceRelease) -> PrivacyLoss:
     if a == 0 or np.isinf(a) or chance == 0:
         return _unprotected(chance)  # a parameter of 0 means no noise
     twice = 2 if release.neighboring_relation == "replace_one" else 1
-    moved = twice * release.sensitivity
-    k = np.arange(moved + 1.0)
+    k = np.arange((moved := twice * release.sensitivity) + 1.0)
     losses, log_masses = a * (moved - 2 * k), -np.log1p(np.exp(-a)) - a * k
     log_masses[1:-1] += np.log(-np.expm1(-a))
     if chance < 1:

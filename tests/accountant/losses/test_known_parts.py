@@ -55,6 +55,8 @@ def test_delta_that_does_not_cover_the_failure(method):
     assert np.isinf(jde.epsilon(sure, num_steps=1, delta=0.5, method=method))
     assert jde.delta(sure, num_steps=1, epsilon=0.1, method=method) == 1
     assert jde.epsilon(sure, num_steps=0, delta=0.5, method=method) == 0
+    bare, way = jde.ApproximateDP(np.inf), "backward"
+    assert np.all(jde.privacy_profile(bare, [0, np.inf], direction=way) == 1)
 
 
 def test_failure_is_rounded_to_the_safe_side():
@@ -157,10 +159,8 @@ def test_a_pure_part():
     assert jde.rdp(only, 5.0) == pytest.approx(0.7, rel=1e-14)
     # A value larger than one at a higher order is lowered to it.
     assert jde.rdp(jde.RenyiDP([2.0, 4.0], [0.9, 0.5]), 2.0) == 0.5
-    assert (
-        jde.epsilon(jde.RenyiDP([2.0], [0.0]), num_steps=3, delta=1e-3, method="rdp")
-        < 6
-    )
+    free = jde.RenyiDP([2.0], [0.0])
+    assert jde.epsilon(free, num_steps=3, delta=1e-3, method="rdp") < 6
     with pytest.raises(NotImplementedError, match="RenyiCurve.*method='rdp' covers it"):
         jde.epsilon(pure, num_steps=1, delta=1e-5)
 

@@ -8,7 +8,7 @@ contributions is J ~ Binomial(n, q), and ``B^±`` is the mixture of N(± J s).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,7 +43,6 @@ from jaxdp_episodic.accountant.losses.mixture_halves import LOG_ZERO, PROFILE_ER
 from jaxdp_episodic.accountant.losses.people_ratios import (
     NOWHERE,
     Components,
-    Points,
     Ratio,
     Ratios,
 )
@@ -98,7 +97,7 @@ def _log_excess(
 
 
 def _integrals(
-    ratio: Callable[[Ratios, Points], Ratio],
+    ratio: Callable[[Ratios, Array], Ratio],
     windows: Windows,
     t: Array,
     ratios: Ratios,
@@ -135,10 +134,10 @@ def _integrals(
 
 
 def _densities(
-    ratio: Callable[[Ratios, Points], Ratio], ratios: Ratios, w: Array
+    ratio: Callable[[Ratios, Array], Ratio], ratios: Ratios, w: Array
 ) -> tuple[Array, Array]:
     """Returns losses and weighted log-densities of Q at distances w, (..., n)."""
-    (loss, _), (density, _) = ratio(ratios, (w.reshape(-1, w.shape[-1]), None))
+    loss, density = ratio(ratios, w.reshape(-1, w.shape[-1]))
     density = density + ratios.parts.log_weight[:, None]
     return loss.reshape(-1, *w.shape), density.reshape(-1, *w.shape)
 
@@ -196,7 +195,7 @@ def _lower_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
 
 
 def _counting(
-    ratio: Callable[[Ratios, Points], Ratio],
+    ratio: Callable[[Ratios, Array], Ratio],
     points: Array,
     others: Array,
     t: Array,
@@ -260,7 +259,7 @@ def _nodes(
     kink, turn = ratios.turning_point()
     most = np.maximum(_ANGLE / s, _TOP)
 
-    def points(end: Array, kink: Array) -> tuple[Pair, Pair]:
+    def points(end: Array, kink: Array) -> tuple[Array, Pair]:
         end = np.maximum(end, 2.0)
         # A number of nodes with the rule's density, for a line of any length.
         longer = np.max(end * np.maximum(s, 1.0)) / _USUAL_LENGTH
@@ -268,7 +267,8 @@ def _nodes(
         line = half_line(zero, end, (kink,), zero + _EVEN, number)
         # Paths rise after the kink, or never if zeros are low.
         rise = np.where(_ANGLE / s < _TOP, NOWHERE, kink)
-        return path_points(line, zero, rise, turn, height, most=most)
+        (re, im), element = path_points(line, zero, rise, turn, height, most=most)
+        return re + 1j * im, element
 
     reach, high = _ends(ratios, log_cut)
     ratios = ratios.up_to(np.max(high, axis=0))
@@ -279,24 +279,24 @@ def _nodes(
         below = points(left + np.max(floor, axis=0), zero)
 
     def one(
-        above: tuple[Pair, Pair], below: tuple[Pair, Pair], cut: Array
+        above: tuple[Array, Pair], below: tuple[Array, Pair], cut: Array
     ) -> LossNodes:
         (w, element), upper = above, ratios.upper(above[0])
-        ends = [ratios.upper((w[0][-1:], None))]
+        ends = [ratios.upper(w[-1:].real)]
         # Losses y with P's density, and if replaced -y with Q's.
         pieces, sign = [(upper, element, backward)], 1 - 2 * backward
         if replaced:
             pieces, sign = [(upper, element, zero + k) for k in range(2)], 1.0
         else:
             w, (re, im) = below
-            ends.append(ratios.lower((w[0][-1:], None)))
+            ends.append(ratios.lower(w[-1:].real))
             # The mirror image of the path, traversed backwards.
-            pieces.append((ratios.lower((w[0], -w[1])), (re, -im), backward))
+            pieces.append((ratios.lower(w.conj()), (re, -im), backward))
         log_weight = ratios.parts.log_weight[:, None]
         found = [_weighted(*piece, log_weight, cut) for piece in pieces]
         a, b, c, d = map(np.concatenate, zip(*found, strict=True))
         forward = 1.0 if replaced else 1 - backward
-        loss, density = (np.hstack([end[i][0] for end in ends]) for i in range(2))
+        loss, density = (np.hstack([end[i] for end in ends]) for i in range(2))
         density = np.maximum(density + forward * loss + log_weight, cut)
         loss, density = (x.reshape(-1, s.size) for x in (sign * loss, density))
         return collected((a, b), (c, d), density, loss)
@@ -323,11 +323,10 @@ def _weighted(
     ratio: Ratio, element: Pair, backward: Array, log_weight: Array, log_cut: Array
 ) -> list[Array]:
     """Returns (C K, n) parts of losses and weights on a path; 0 below the cut."""
-    (re, im), (size, angle) = ratio
-    assert im is not None  # paths lie in the plane
-    size = size + log_weight
-    pairs = weighted((re, np.unwrap(im, axis=1)), (size, angle), element, backward)
-    counts = size + (1 - backward) * re > log_cut
+    loss, density = ratio[0], ratio[1] + log_weight
+    unwrapped = loss.real, np.unwrap(loss.imag, axis=1)
+    pairs = weighted(unwrapped, (density.real, density.imag), element, backward)
+    counts = density.real + (1 - backward) * loss.real > log_cut
     found = (np.where(counts, part, 0.0) for pair in pairs for part in pair)
     return [part.reshape(-1, part.shape[-1]) for part in found]
 
@@ -378,24 +377,20 @@ class PeopleLoss(GaussianLoss, Nodes):
 
     def hints(self) -> Hints:
         """See `PrivacyLoss`: the mean number of contributions if there are any."""
-        rate, mean, most = np.zeros(()), np.zeros(()), np.ones(())
-        for n, log_weight, log_rest in self._parts():
-            weight, expected = np.exp(log_weight), -n * np.expm1(log_rest)
-            some = -np.expm1(n * log_rest)
-            rate, mean = rate + weight * some, mean + weight * expected
-            draws = np.minimum(n, expected + 8 * np.sqrt(expected) + 3)
-            most = np.maximum(most, np.where(weight > 0, draws, 0.0))
-        rate = np.minimum(rate, 1.0)
-        number = np.maximum(mean / np.maximum(rate, 1e-300), 1.0)
-        return Hints(rate, rate, self.shift * number, self.shift * most)
+        n, log_weight, log_rest = self._table(self.shape)
+        weight, expected = np.exp(log_weight), -n * np.expm1(log_rest)
+        draws = np.minimum(n, expected + 8 * np.sqrt(expected) + 3)
+        most = np.max(np.where(weight > 0, draws, 0.0), axis=0, initial=1.0)
+        rate = np.minimum(np.sum(-weight * np.expm1(n * log_rest), axis=0), 1.0)
+        mean = np.sum(weight * expected, axis=0) / np.maximum(rate, 1e-300)
+        return Hints(rate, rate, self.shift * np.maximum(mean, 1.0), self.shift * most)
 
     def largest_loss(self, *, backward: bool) -> Array:
         """See `PrivacyLoss`: backward log of ``(1-e) + e / b_0``, b_0 = P(J = 0)."""
         if not backward or self.is_symmetric:
             return super().largest_loss(backward=backward)
-        rest, e = np.zeros(()), self.cover_rate
-        for n, weight, log_rest in self._parts():
-            rest = np.maximum(rest, np.where(weight > -np.inf, -n * log_rest, 0.0))
+        (n, weight, log_rest), e = self._table(self.shape), self.cover_rate
+        rest = np.max(np.where(weight > -np.inf, -n * log_rest, 0.0), axis=0)
         loss = np.where(rest < 1, np.log1p(e * np.expm1(np.minimum(rest, 1.0))), rest)
         return np.where(rest < -LOG_ZERO, loss, np.inf)
 
@@ -442,9 +437,7 @@ class PeopleLoss(GaussianLoss, Nodes):
     ) -> tuple[Array, Array, Components]:
         """Returns u and e, broadcast to a shape, and the components."""
         u, e, s = (np.broadcast_to(a, shape) for a in (u, self.cover_rate, self.shift))
-        count, weight, log_rest = (
-            self.stacked(columns, shape) for columns in zip(*self._parts(), strict=True)
-        )
+        count, weight, log_rest = self._table(shape)
         some = ((log_rest < 0) | self.loses_nothing) & (count > 0)
         e, count = positive(e, 1.0), np.where(count > 0, count, 1.0)
         weight = np.where(some, weight - np.log(e), -np.inf)
@@ -455,17 +448,14 @@ class PeopleLoss(GaussianLoss, Nodes):
         return u, e, Components(count, weight, log_some, log_none, log_rest, s)
 
     def _largest_count(self) -> Array:
-        largest = np.zeros(())
-        for n, weight, log_rest in self._parts():
-            is_there = (weight > -np.inf) & (log_rest < 0)
-            largest = np.maximum(largest, np.where(is_there, n, 0.0))
-        return largest
+        n, weight, log_rest = self._table(self.shape)
+        return np.max(np.where((weight > -np.inf) & (log_rest < 0), n, 0.0), axis=0)
 
-    def _parts(self) -> Iterator[tuple[Array, Array, Array]]:
-        """Iterates over the count, log-weight and finite log(1 - q) of components."""
-        parts = zip(self.counts, self.log_weights, self.log_rests, strict=True)
-        for count, log_weight, log_rest in parts:
-            yield count, log_weight, np.maximum(log_rest, LOG_ZERO)
+    def _table(self, shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
+        """Returns counts, log-weights and finite log(1 - q), (C, *shape) each."""
+        fields = self.counts, self.log_weights, self.log_rests
+        count, weight, log_rest = (self.stacked(columns, shape) for columns in fields)
+        return count, weight, np.maximum(log_rest, LOG_ZERO)
 
 
 @dataclass(frozen=True)

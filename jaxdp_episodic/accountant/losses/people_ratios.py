@@ -24,11 +24,8 @@ from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp
 from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
 from jaxdp_episodic.accountant.numerics.special import (
     LOG_SQRT_2PI,
-    cos_sin,
-    expm1_complex,
+    log1p_complex,
     log_add,
-    log_add_complex,
-    times,
 )
 
 # Largest exponent, in nats, for which a sum of exponentials is computed by expm1.
@@ -89,101 +86,57 @@ _TINY = 1e-300  # replaces a sum of 0 before its logarithm is taken
 
 
 class Factor(NamedTuple):
-    """``e^exponent (re + i im)``, arrays (..., K, n); im is None for real ones."""
+    """``e^exponent value``, arrays (..., K, n); values are complex off the line."""
 
     exponent: Array
-    re: Array
-    im: Array | None = None
+    value: Array
 
 
-Points = tuple[Array, Array | None]
-"""Real and imaginary part, (K, n) each; the latter is None on the real line."""
-
-
-def power(w: Points, slope: Array) -> Factor:
+def power(w: Array, slope: Array) -> Factor:
     """Returns ``e^{slope w}``."""
-    exponent = slope * w[0]
-    if w[1] is None:
-        return Factor(exponent, np.ones_like(exponent))
-    return Factor(exponent, *cos_sin(slope * w[1]))
+    z = slope * w
+    return Factor(z.real, np.exp(z - z.real))
 
 
-def gained(w: Points, slope: Array) -> Factor:
+def gained(w: Array, slope: Array) -> Factor:
     """Returns ``e^{slope w} - 1`` without cancellation near 0."""
-    tilt = slope * w[0]
-    exponent = np.maximum(tilt, 0.0)
-    if w[1] is None:
-        return Factor(
-            exponent, np.where(tilt > 0, -np.expm1(-exponent), np.expm1(tilt))
-        )
-    angle = slope * w[1]
-    low = np.minimum(tilt, 1.0)
-    less = np.exp(-exponent)
-    near = expm1_complex(low, angle)
-    cosine, sine = cos_sin(angle)
-    far = tilt > 1
-    return Factor(
-        exponent,
-        np.where(far, cosine - less, near[0] * less),
-        np.where(far, sine, near[1] * less),
-    )
+    z = slope * w
+    exponent = np.maximum(z.real, 0.0)
+    return Factor(exponent, np.expm1(z - exponent) - np.expm1(-exponent))
 
 
-def shrunk(w: Points, slope: Array) -> Factor:
+def shrunk(w: Array, slope: Array) -> Factor:
     """Returns ``1 - e^{-slope w}`` for Re w >= 0."""
-    less = gained((-w[0], None if w[1] is None else -w[1]), slope)
-    return Factor(less.exponent, -less.re, None if less.im is None else -less.im)
+    exponent, value = gained(-w, slope)
+    return Factor(exponent, -value)
 
 
-def turned(w: Points, slope: Array) -> Factor:
+def turned(w: Array, slope: Array) -> Factor:
     """Returns ``e^{slope w} - e^{-slope w}`` for Re w >= 0."""
-    less, grown = shrunk(w, 2 * slope), power(w, slope)
-    if less.im is None or grown.im is None:
-        return Factor(grown.exponent, less.re)
-    product = times((less.re, less.im), (grown.re, grown.im))
-    return Factor(grown.exponent, *product)
+    exponent, value = power(w, slope)
+    return Factor(exponent, value * shrunk(w, 2 * slope).value)
 
 
-def log_products(
-    exponent: np.ndarray, factor: Factor
-) -> tuple[np.ndarray, np.ndarray | None]:
+def log_products(exponent: np.ndarray, factor: Factor) -> np.ndarray:
     """Returns the logarithms of ``sum_j e^exponent factor``, (C, K, n)."""
     column = np.max(exponent, axis=1, keepdims=True)
     left = np.exp(exponent - column).transpose(2, 1, 0)
     scaled = column + factor.exponent
     top = np.max(scaled, axis=0)
-    grown = np.exp(scaled - top)
-    parts = [part for part in (factor.re, factor.im) if part is not None]
-    # (n, C, J) by (n, J, K) to (C, K, n)
-    found = [in_blocks(left, (grown * part).transpose(2, 0, 1)) for part in parts]
-    re, *im = found = [np.ascontiguousarray(a.transpose(1, 2, 0)) for a in found]
-    poor = (np.hypot(re, im[0]) if im else np.abs(re)) < _LEAST_SUM
-    peak = np.broadcast_to(top, re.shape)
-    if np.any(poor):
-        peak = peak.copy()
-        _sum_again(np.argwhere(poor), exponent, factor, parts, (peak, *found))
-    if not im:
-        return peak + np.log(np.maximum(re, _TINY)), None
-    return peak + np.log(np.maximum(np.hypot(re, im[0]), _TINY)), np.arctan2(im[0], re)
-
-
-def _sum_again(
-    where: np.ndarray,
-    exponent: np.ndarray,
-    factor: Factor,
-    parts: list[np.ndarray],
-    results: tuple[np.ndarray, ...],
-) -> None:
-    """Replaces single sums, at (m, 3) indices ``where``, by accurate ones."""
-    for first in range(0, len(where), _AT_ONCE):
-        i, k, n = where[first : first + _AT_ONCE].T
+    right = (np.exp(scaled - top) * factor.value).transpose(2, 0, 1)
+    # (n, C, J) by (n, J, K) to (C, K, n). A complex number is two real columns.
+    columns = np.ascontiguousarray(right).view(np.float64)
+    found = in_blocks(left, columns).view(right.dtype).transpose(1, 2, 0)
+    found, peak = np.ascontiguousarray(found), top + np.zeros(found.shape)
+    poor = np.argwhere(np.abs(found) < _LEAST_SUM)
+    for first in range(0, len(poor), _AT_ONCE):
+        i, k, n = poor[first : first + _AT_ONCE].T
         exact = exponent[:, i, n] + factor.exponent[:, k, n]
-        top = np.max(exact, axis=0)
-        peak, *values = results
-        peak[i, k, n] = top
-        for part, value in zip(parts, values, strict=True):
-            wide = np.broadcast_to(part, factor.exponent.shape)[:, k, n]
-            value[i, k, n] = np.sum(np.exp(exact - top) * wide, axis=0)
+        peak[i, k, n] = highest = np.max(exact, axis=0)
+        terms = np.exp(exact - highest) * factor.value[:, k, n]
+        found[i, k, n] = np.sum(terms, axis=0)
+    size = peak + np.log(np.maximum(np.abs(found), _TINY))
+    return size + 1j * np.angle(found) if np.iscomplexobj(found) else size
 
 
 NOWHERE = 1e9  # an x for "never" of a path that rises from x on
@@ -191,7 +144,7 @@ NOWHERE = 1e9  # an x for "never" of a path that rises from x on
 _LARGEST_NEAR = 0.5
 
 
-Ratio = tuple[Points, Points]
+Ratio = tuple[Array, Array]
 """log P/Q, complex ones up to multiples of 2 pi i; and the log of Q's density."""
 
 
@@ -245,35 +198,25 @@ class Ratios:
         """The largest j."""
         return len(self.numbers)
 
-    def upper(self, w: Points) -> Ratio:
+    def upper(self, w: Array) -> Ratio:
         """Returns the `Ratio` at ``floor + w``, Re w >= 0, (K, n)."""
-        s, log_e = self.parts.shift, np.log(self.cover)
-        x = self._at(w)
+        tilt, x = self.floor * self.parts.shift, self.floor[:, None] + w
         if self.replaced:
-            rise = self._sum(0.0, turned, w)
-            base = self._mixture(0.0, w)
+            rise, base = self._sum(0.0, turned, w), self._mixture(0.0, w)
         else:
-            rise = self._sum(self.floor * s, gained, w)
-            base = self._base(self._mixture(-self.floor * s, w) if self.covers else x)
-        return _add(0.0 * x[0], _less(rise, base, -log_e)), _density(base, x)
+            rise = self._sum(tilt, gained, w)
+            base = self._base(self._mixture(-tilt, w) if self.covers else x)
+        return _add(0.0, rise - base + np.log(self.cover)), _log_density(base, x)
 
-    def lower(self, w: Points) -> Ratio:
+    def lower(self, w: Array) -> Ratio:
         """Returns the `Ratio` at ``floor - w``, Re w >= 0, (K, n)."""
-        s = self.parts.shift
-        x = self._at((-w[0], None if w[1] is None else -w[1]))
-        fall = self._sum(self.floor * s, shrunk, w)
-        own = self._mixture(self.floor * s, w)
+        tilt, x = self.floor * self.parts.shift, self.floor[:, None] - w
+        own = self._mixture(tilt, w)
         base = self._base(own)
-        log_v = _less(fall, base, -np.log(self.cover))
-        far = _less(own, base)
-        small = log_v[0] < math.log(_LARGEST_NEAR)
-        bounded = np.where(small, log_v[0], -1.0)
-        if log_v[1] is None:
-            near = np.log1p(-np.exp(bounded))
-            return (np.where(small, near, far[0]), None), _density(base, x)
-        near = log_add_complex(np.zeros_like(bounded), (bounded, log_v[1] + math.pi))
-        re, im = (np.where(small, a, b) for a, b in zip(near, far, strict=True))
-        return (re, im), _density(base, x)
+        log_v = self._sum(tilt, shrunk, w) - base + np.log(self.cover)
+        small = log_v.real < math.log(_LARGEST_NEAR)
+        near = _log1p(-np.exp(np.where(small, log_v, -1.0)))
+        return np.where(small, near, own - base), _log_density(base, x)
 
     def mean_at(self, x: Array) -> Array:
         """Returns the mean of j under ``B^+`` at real x, (C, n)."""
@@ -306,50 +249,42 @@ class Ratios:
         turn = np.where(self.cover < 1, np.maximum(mean, 1.0), 1.0)
         return np.max(kink - self.floor, axis=0), turn * s
 
-    def _at(self, w: Points) -> Points:
-        """Returns the points at distances w from the floors, (C, K, n)."""
-        floor = self.floor[:, None]
-        return floor + w[0], None if w[1] is None else 0 * floor + w[1]
-
     def _sum(
-        self, tilt: Array | float, factor: Callable[[Points, Array], Factor], w: Points
-    ) -> Points:
+        self, tilt: Array | float, factor: Callable[[Array, Array], Factor], w: Array
+    ) -> Array:
         """Log of ``p sum_j b_j / p e^{j tilt - j² s² / 2} factor(w, j s)``."""
         exponent = self.log_shares + self.numbers * tilt
-        re, im = log_products(exponent, factor(w, self.numbers * self.parts.shift))
-        return re + self.parts.log_some[:, None], im
+        found = log_products(exponent, factor(w, self.numbers * self.parts.shift))
+        return found + self.parts.log_some[:, None]
 
-    def _mixture(self, tilt: Array | float, w: Points) -> Points:
+    def _mixture(self, tilt: Array | float, w: Array) -> Array:
         """Returns the log of ``b_0`` plus `_sum` of ``e^{-j s w}``."""
         moved = self._sum(tilt, lambda w, slope: power(w, -slope), w)
         return _add(self.parts.log_none[:, None], moved)
 
-    def _base(self, mixture: Points) -> Points:
+    def _base(self, mixture: Array) -> Array:
         """Returns the log of ``e N(0) + (1 - e)`` times the mixture, if any e < 1."""
-        re, im = mixture
         if not self.covers:
-            return re * 0.0, None if im is None else im * 0.0
-        return _add(np.log(self.cover), (re + log_rest(self.cover), im))
+            return 0.0 * mixture
+        return _add(np.log(self.cover), mixture + log_rest(self.cover))
 
 
-def _density(base: Points, x: Points) -> Points:
+def _log_density(base: Array, x: Array) -> Array:
     """Returns the log of a density at x, given that of its ratio to N(0)'s."""
-    (re, im), (size, angle) = x, base
-    if im is None or angle is None:
-        return size - 0.5 * re * re - LOG_SQRT_2PI, None
-    return size + 0.5 * (im - re) * (im + re) - LOG_SQRT_2PI, angle - re * im
+    return base - 0.5 * x * x - LOG_SQRT_2PI
 
 
-def _add(first: Array, second: Points) -> Points:
-    """Returns ``log(e^a + e^b)`` for a real a."""
-    if second[1] is None:
-        return log_add(first + 0 * second[0], second[0]), None
-    return log_add_complex(first + 0 * second[0], (second[0], second[1]))
+def _add(first: Array | float, second: Array) -> Array:
+    """Returns ``log(e^a + e^b)`` for a real a; continuous if ``|Im b| < pi``."""
+    gap = second - first
+    above = gap.real > 0
+    larger = np.where(above, second, first)
+    return larger + _log1p(np.exp(np.where(above, -gap, gap)))
 
 
-def _less(first: Points, second: Points, more: Array | float = 0.0) -> Points:
-    """Returns the difference of two logarithms, less one more real number."""
-    im = None
-    if first[1] is not None and second[1] is not None:
-        im = first[1] - second[1]
-    return first[0] - second[0] - more, im
+def _log1p(z: Array) -> Array:
+    """Returns ``log(1 + z)``; NumPy's own loses digits of small complex numbers."""
+    if not np.iscomplexobj(z):
+        return np.log1p(z)
+    re, im = log1p_complex(z.real, z.imag)
+    return re + 1j * im

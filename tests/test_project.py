@@ -318,9 +318,9 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 59_917,
+    "jaxdp_episodic": 59_842,
     "jaxdp_episodic/accountant/describe": 3_667,
-    "jaxdp_episodic/accountant/losses": 4_821,
+    "jaxdp_episodic/accountant/losses": 4_746,
     "jaxdp_episodic/accountant/methods": 5_519,
     "jaxdp_episodic/accountant/numerics": 3_058,
     "jaxdp_episodic/accountant/questions": 5_675,

@@ -25,7 +25,6 @@ from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
 from jaxdp_episodic.accountant.numerics.special import (
     LOG_SQRT_2PI,
     log1p_complex,
-    log_add,
 )
 
 # Largest exponent, in nats, for which a sum of exponentials is computed by expm1.
@@ -206,7 +205,7 @@ class Ratios:
         else:
             rise = self._sum(tilt, gained, w)
             base = self._base(self._mixture(-tilt, w) if self.covers else x)
-        return _add(0.0, rise - base + np.log(self.cover)), _log_density(base, x)
+        return log_add(0.0, rise - base + np.log(self.cover)), _log_density(base, x)
 
     def lower(self, w: Array) -> Ratio:
         """Returns the `Ratio` at ``floor - w``, Re w >= 0, (K, n)."""
@@ -260,13 +259,13 @@ class Ratios:
     def _mixture(self, tilt: Array | float, w: Array) -> Array:
         """Returns the log of ``b_0`` plus `_sum` of ``e^{-j s w}``."""
         moved = self._sum(tilt, lambda w, slope: power(w, -slope), w)
-        return _add(self.parts.log_none[:, None], moved)
+        return log_add(self.parts.log_none[:, None], moved)
 
     def _base(self, mixture: Array) -> Array:
         """Returns the log of ``e N(0) + (1 - e)`` times the mixture, if any e < 1."""
         if not self.covers:
             return 0.0 * mixture
-        return _add(np.log(self.cover), mixture + log_rest(self.cover))
+        return log_add(np.log(self.cover), mixture + log_rest(self.cover))
 
 
 def _log_density(base: Array, x: Array) -> Array:
@@ -274,7 +273,7 @@ def _log_density(base: Array, x: Array) -> Array:
     return base - 0.5 * x * x - LOG_SQRT_2PI
 
 
-def _add(first: Array | float, second: Array) -> Array:
+def log_add(first: Array | float, second: Array) -> Array:
     """Returns ``log(e^a + e^b)`` for a real a; continuous if ``|Im b| < pi``."""
     gap = second - first
     above = gap.real > 0

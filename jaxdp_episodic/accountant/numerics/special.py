@@ -295,15 +295,9 @@ _LARGEST_ANGLE = 1e15  # angle above which its rounding error exceeds 1
 _INTEGER_BITS = 6755399441055744.0
 
 
-def cos_sin(angle: Array) -> tuple[Array, Array]:
-    """Returns cosine and sine of an angle in radians; absolute error 1e-15."""
-    # Angles are reduced exactly up to 1e6; beyond, with an error of 1e-16 of the angle.
-    versine, sine = versine_sine(angle)
-    return 1 - versine, sine
-
-
 def versine_sine(angle: Array) -> tuple[Array, Array]:
     """Returns ``1 - cos`` and ``sin`` of an angle, both without cancellation near 0."""
+    # Angles are reduced exactly up to 1e6; beyond, with an error of 1e-16 of the angle.
     # From a quarter of the angle, doubled twice, which needs no case for each quadrant.
     # In NumPy only the tangent uses vector instructions: 5 ns, not 26.
     if type(angle) is np.ndarray or namespace(angle) is np:
@@ -380,20 +374,6 @@ def log_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
     xp = namespace(real, imaginary)
     square = real * real + imaginary * imaginary
     return 0.5 * xp.log(square), xp.arctan2(imaginary, real)
-
-
-def log_add_complex(first: Array, second: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Returns ``log(e^a + e^b)``, a real, b complex; continuous if ``|Im b| < pi``."""
-    xp = namespace(first, second[0])
-    gap = second[0] - first
-    above = gap > 0
-    cosine, sine = cos_sin(second[1])
-    small = xp.exp(-xp.abs(gap))
-    re, im = log1p_complex(small * cosine, xp.where(above, -small, small) * sine)
-    return (
-        xp.where(above, second[0], first) + re,
-        xp.where(above, second[1], 0.0) + im,
-    )
 
 
 def sum_expm1(z: Pair, weight: Pair, position: Pair) -> Pair:

@@ -16,6 +16,7 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
 )
 from jaxdp_episodic.accountant.losses.mixture_halves import log_rest
 from jaxdp_episodic.accountant.losses.people import PeopleLoss, ReplacedPeopleLoss
+from jaxdp_episodic.accountant.losses.people_ratios import log_add
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
@@ -89,6 +90,13 @@ def definition(loss, u, *, backward):
         weight = mp.exp(mp.mpf(float(w[0]))) / e
         total = [a + weight * b for a, b in zip(total, found, strict=True)]
     return total
+
+
+def test_log_add_is_continuous_across_equal_real_parts():
+    second = np.append(np.array([-1e-12, 0.0, 1e-12]) + 3j, 0.7 + 2j)
+    found = log_add(0.0, second)
+    assert np.ptp(found[:3].real) < 1e-9 and np.ptp(found[:3].imag) < 1e-9
+    np.testing.assert_allclose(found[3], np.log(1 + np.exp(second[3])), rtol=1e-15)
 
 
 @pytest.mark.few(6)
@@ -167,8 +175,8 @@ def unit(coin, q, s, counts, weights):
         w * binom.pmf(j, n, q) for n, w in zip(counts, weights, strict=True)
     )
     rate, (shifts, logs) = law[1:].sum(), (s * j[1:, None], np.log(law[1:, None]))
-    fields = tuple(shifts), tuple(logs - np.log(rate))
-    return ReplacedMixtureLoss(np.ones(1), np.array([rate]), *fields), law
+    logs = tuple(logs - np.log(rate))
+    return ReplacedMixtureLoss(np.ones(1), np.array([rate]), tuple(shifts), logs), law
 
 
 UNITS = [(0.05, 0.2, 0.5, [8], [1.0]), (0.3, 0.5, 0.6, [2, 5], [0.4, 0.6])]

@@ -306,5 +306,4 @@ def _log_binomials(most: int) -> np.ndarray:
     return np.where(inside, found, -np.inf)
 
 
-def _log_gamma(z: np.ndarray) -> np.ndarray:
-    return np.array([math.lgamma(value) for value in z.tolist()])
+_log_gamma = np.vectorize(math.lgamma, otypes=[np.float64])

@@ -75,17 +75,21 @@ _FINEST_RATIO = 5 / 3
 # Standard deviations of one term that the finest lattice covers.
 _DEVIATIONS = 3.0
 # The finest lattice covers threshold and mean if one jump of a term to the threshold is
-# by these nats likelier than a shift of all terms, and the number of terms is above 3 s
-# times the jump, so that few of the others move along.
+# by these nats likelier than a shift of all terms; few others move along, as their
+# number is above 3 s times the jump; and the mean is two deviations of the sum away:
+# nearer to it, the sum has many scales, and bounds became a thousand times wider.
 _JUMP_NATS = 12.0
 _JUMP_TERMS = 3.0
+_LEAST_AWAY = 2.0
 # Smallest number of its points in a standard deviation of the sum.
 _POINTS_PER_DEVIATION = 30.0
 # End of a lattice, relative to the distance from the mean to the threshold.
 _REACH = 1.25
-# End of the last lattice: five times as far, or 1.5 deviations of one term.
+# End of the last lattice: five times as far, or 1.5 deviations of one term; and z = s +
+# 3, tilted, beyond which a term has little of its mean.
 _FURTHEST = 5.0
 _FURTHEST_DEVIATIONS = 1.5
+_BEYOND_MEAN = 3.0
 # Bound of the means of cells beyond the last lattice, over its end.
 MEANS = 8.0
 _WIDEST_PANEL = 0.1  # widest panel of the quadrature in z
@@ -125,8 +129,7 @@ def planned(
     """Returns the layout: finest around the threshold, as wide as nearly all terms."""
     # Even, so that cells of the next lattice begin where these end.
     others, finest = others // 2 * 2, round(0.5 * _FINEST_RATIO * others) * 2
-    end = NormalDist().inv_cdf(1 - 1 / (4 * count))
-    x = end * np.linspace(-1, 1, 401)
+    x = NormalDist().inv_cdf(1 - 1 / (4 * count)) * np.linspace(-1, 1, 401)
     weight = np.exp(-0.5 * x * x)
     weight, value = weight / weight.sum(), 2 * np.sinh(shift * (x - tilt))
     mean = float(value @ weight)
@@ -136,18 +139,21 @@ def planned(
     # Distance of the mean from the threshold, and the jump of one term that covers it.
     away, base = abs(threshold - count * mean), base_level(count)
     jump = math.asinh(0.5 * away) / shift + tilt
-    by_one = count > _JUMP_TERMS * shift * jump
+    of_sum = deviation * math.sqrt(count)
+    by_one = count > _JUMP_TERMS * shift * jump and away > _LEAST_AWAY * of_sum
     if by_one and 0.5 * count * tilt * tilt > 0.5 * jump * jump + _JUMP_NATS:
-        fine = deviation * math.sqrt(count) / _POINTS_PER_DEVIATION
+        fine = of_sum / _POINTS_PER_DEVIATION
         unit = max(unit, min(_REACH * away / finest, fine) / 2**base)
     # One lattice ends just beyond that jump, where it resolves the jump best.
     level = round(math.log2(max(_REACH * away / (others * unit), 1.0)))
     if level > 0:
         unit = _REACH * away / (others * 2**level)
-    last = max(away, 8 * deviation * math.sqrt(count)) / (others * unit)
-    last *= max(_FURTHEST, 2 * math.exp(shift * max(_FURTHEST_DEVIATIONS, 0.5 * shift)))
-    plan = Plan(above, finest, others, threshold / count, unit, 0)
-    return plan._replace(top=max(math.ceil(math.log2(last)), base + level_gap(plan)))
+    last = max(_FURTHEST, 2 * math.exp(_FURTHEST_DEVIATIONS * shift))
+    last *= max(away, 8 * of_sum)
+    largest = math.sinh(shift * max(shift - tilt + _BEYOND_MEAN, 0.0))
+    last = max(last, 2 * largest) / (others * unit)
+    top = max(math.ceil(math.log2(last)), base + level_gap(finest, others))
+    return Plan(above, finest, others, threshold / count, unit, top)
 
 
 def base_level(count: int) -> int:
@@ -155,9 +161,9 @@ def base_level(count: int) -> int:
     return (count.bit_length() - 1) // 2
 
 
-def level_gap(plan: Plan) -> int:
+def level_gap(finest: int, others: int) -> int:
     """Returns the number of levels from the finest lattice to the second one."""
-    return (2 * plan.finest // plan.others).bit_length() - 1
+    return (2 * finest // others).bit_length() - 1
 
 
 def one_term(shift: float, tilt: np.ndarray, plan: Plan) -> LatticeSum:
@@ -262,7 +268,7 @@ def _cells(plan: Plan, low: int, high: int) -> list[tuple[int, int, int]]:
                 rows.append((level, first // size, number))
             if last < outer or end <= outer:
                 break
-            level = level + 1 if level else level_gap(plan)
+            level = level + 1 if level else level_gap(plan.finest, plan.others)
             inner, outer = outer, plan.others * 2**level
     return under[::-1] + over
 
@@ -371,29 +377,34 @@ def _added(a: LatticeSum, b: LatticeSum, plan: Plan) -> LatticeSum:
 def _on_levels(total: LatticeSum, plan: Plan) -> LatticeSum:
     """Moves what lies outside of its lattice's range to the next lattice."""
     base = base_level(total.count)
+    second = base + level_gap(plan.finest, plan.others)
     left: dict[int, list[Piece]] = {}
     for piece in total.pieces:
-        left.setdefault(_next_level(piece.level, base, plan), []).append(piece)
+        level = base if piece.level <= base else max(piece.level, second)
+        left.setdefault(level, []).append(piece)
     pieces, infinite, operations = [], total.infinite, 0
     while left:
         level = min(left)
         whole: Piece | None = None
         for piece in left.pop(level):
-            moved = coarser(piece, level)
             operations = max(operations, crowd(level - piece.level))
-            whole = joined(whole, moved)
+            whole = joined(whole, coarser(piece, level))
         assert whole is not None  # each list has a piece
         half = plan.finest if level == base else plan.others
         whole, sent = _trimmed(whole, plan)
         infinite += sent
-        inside, outside = _cut(whole, half)
+        ends = -half - whole.first, half + 1 - whole.first
+        start, end = (min(max(end, 0), whole.size) for end in ends)
+        inside = whole.part(start, end) if start < end else None
+        rest = (0, start), (end, whole.size)
+        outside = [whole.part(i, j) for i, j in rest if i < j]
         if level == plan.top:
             inside, sent = _at_ends(inside, outside, half, plan)
             infinite, outside = infinite + sent, []
         if inside is not None:
             pieces.append(inside)
         for piece in outside:
-            left.setdefault(_next_level(level + 1, base, plan), []).append(piece)
+            left.setdefault(max(level + 1, second), []).append(piece)
     rounded = UNIT * (operations + 40)
     place_error = total.place_error + 8 * MEANS * rounded * plan.finest
     return LatticeSum(
@@ -421,11 +432,6 @@ def _at_ends(
     return inside, sent
 
 
-def _next_level(level: int, base: int, plan: Plan) -> int:
-    """Returns the first level with a lattice, from this one on."""
-    return base if level <= base else max(level, base + level_gap(plan))
-
-
 def _trimmed(piece: Piece, plan: Plan) -> tuple[Piece, np.ndarray | float]:
     """Removes negligible ends; and returns the part of the mean at infinity."""
     most = piece.masses.max(axis=0)
@@ -442,15 +448,6 @@ def _trimmed(piece: Piece, plan: Plan) -> tuple[Piece, np.ndarray | float]:
     masses[:, -1] += over.sum(axis=-1)
     sent = over @ np.arange(1, over.shape[-1] + 1) * 2.0**piece.level
     return kept._replace(masses=masses), sent * (1 + 1e-9)
-
-
-def _cut(piece: Piece, half: int) -> tuple[Piece | None, list[Piece]]:
-    """Splits a piece into the part within ``half`` points of 0, and the rest."""
-    start = min(max(-half - piece.first, 0), piece.size)
-    end = min(max(half + 1 - piece.first, 0), piece.size)
-    inside = piece.part(start, end) if start < end else None
-    cuts = ((0, start), (end, piece.size))
-    return inside, [piece.part(i, j) for i, j in cuts if i < j]
 
 
 # --- Bounds of the profile D_t of random allocation under replace_one ---
@@ -476,15 +473,18 @@ _ERROR = 1.5e-4
 _STEEPEST = 8.0
 _LEVELS = (-30.0, -37.0)
 _LOOSER = 8.0
-_LOOSER_OF_PART = 1.6
+_LOOSER_OF_PART = 1.4
 _MOST_FALL = 6.0  # of log D between nodes of a part of an epoch, by its slope so far
 _LEAST_LOG_D = -42.0  # nodes end where log D is below it
 _MOST_NODES = 400
-_MOST_AT_ONCE = 8  # nodes whose sums are computed at once
-_MOST_APART = 1.0  # their distance: terms grow by e^{1/2} between them
+_MOST_AT_ONCE = 16  # nodes whose sums are computed at once
+# Their distance: terms grow by e^{1/2} between them, or by e^{s/4} of their e^{s z}; in
+# a part of an epoch, where the threshold is about as u, also a share of u.
+_MOST_APART = 1.0
+_NEAREST_THRESHOLDS = 0.1
 # Number of cells of the sums: at first, smallest and largest.
 _FIRST_CELLS = 320
-_FEWEST_CELLS = 96
+_FEWEST_CELLS = 80
 _MOST_CELLS = 1024
 # Losses between two nodes: smallest and largest number; and the decrease of log D from
 # one to the next, over the square root of the target.
@@ -617,15 +617,16 @@ def _nodes(profile: SignedProfile) -> tuple[list[Node], list[float]]:
     deviation = 2 * shift * math.sqrt(count) / steps
     apart = 2 * shift * _NODE_DISTANCE / math.sqrt(count)
     while True:
-        # In a whole epoch the threshold is 0 at all u.
-        most = min(len(nodes) // 2, int(_MOST_APART / max(step, 0.01)))
-        number = min(1 + most, _MOST_AT_ONCE) if steps == count else 1
-        at, places = float(profile.threshold(u)), u + step * np.arange(number)
-        given = count, shift, 0.5 * places / shift, at
+        near = max(_MOST_APART, 0.5 * shift)
+        near = near if steps == count else min(near, _NEAREST_THRESHOLDS * u)
+        most = min(len(nodes) // 2, int(near / max(step, 0.01)), _MOST_AT_ONCE - 1)
+        places = u + step * np.arange(1 + most)
+        at = profile.threshold(places)
+        given = count, shift, 0.5 * places / shift, float(at.mean())
         every = [sinh_sums(*given, above=up, cells=cells) for up in (False, True)]
-        for u, *sums in zip(places.tolist(), *every, strict=True):
+        for u, y, *sums in zip(places.tolist(), at, *every, strict=True):
             ends = zip(sums, (False, True), strict=True)
-            gains = [float(one.gain(np.array([at]), above=up)[0]) for one, up in ends]
+            gains = [float(one.gain(y[None], above=up)[0]) for one, up in ends]
             log_d, last = math.log(gains[1]) + math.log(profile.scale(u)), logs[-1]
             nodes.append(Node(u, *sums))
             logs.append(log_d)

@@ -178,8 +178,8 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
     none = np.zeros((2, *bound.shape), bool)
     state = ContourSolver(question, cut, bound, order, goal, log_added, *none)
     value, error = state.solve(wanted, backward=False)
-    may_be_larger = wanted & ~state.backward_is_less & (not run.is_symmetric)
-    if np.any(may_be_larger):
+    may_be_larger = wanted & ~state.backward_is_less
+    if np.any(may_be_larger) and not run.is_symmetric:
         forward = value, error
         value, error = _of_both_directions(question, run, state, forward, may_be_larger)
     if np.any(of_densities):

@@ -461,10 +461,8 @@ def _clip_units(
     if not is_poisson:  # Theorem 1
         return (mixture_pair(step, settings, mixture_1),)
     only_a = (settings.each(chance) == 1) | _are_rare(unit.rate, unit.bound)
-    pair = mixture_pair(step, settings, mixture_a)
-    return (
-        (pair,) if np.all(only_a) else (pair, mixture_pair(step, settings, mixture_2))
-    )
+    theorems = (mixture_a,) if np.all(only_a) else (mixture_a, mixture_2)
+    return tuple(mixture_pair(step, settings, theorem) for theorem in theorems)
 
 
 def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
@@ -507,10 +505,8 @@ def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
     # Only the groups of a person in every class are alike, as `_RARE` supposes.
     everywhere = bound == design.num_classes
     only_a = _are_rare(rate, np.where(everywhere, design.num_possible_episodes, 0))
-    pair = mixture_pair(step, settings, mixture_a)
-    return (
-        (pair,) if np.all(only_a) else (pair, mixture_pair(step, settings, mixture_2))
-    )
+    theorems = (mixture_a,) if np.all(only_a) else (mixture_a, mixture_2)
+    return tuple(mixture_pair(step, settings, theorem) for theorem in theorems)
 
 
 def probability_in_episode(step: GaussianStep) -> np.ndarray:

@@ -187,8 +187,8 @@ def test_a_hidden_coin_is_in_the_mixtures(setting):
     (coin, _, s, *_), (loss, law) = setting, unit(*setting)
     for u in (0.0, 0.1, 1.0, 3.0):
         sides = [(c, s * j) for j, c in enumerate(law)]
-        pair = [[(1 - coin, 0), *((c, k * m) for c, m in sides)] for k in (1, -1)]
-        expected = float(precise.mp_tails(*pair, u)[0])
+        p, q = ([(1 - coin, 0), *((c, k * m) for c, m in sides)] for k in (1, -1))
+        expected = float(precise.mp_tails(p, q, u)[0])
         with np.errstate(all="ignore"):
             ((found, _), _) = loss.log_tails(np.array([u]))
         assert np.exp(found[0]) == pytest.approx(expected, rel=1e-9)

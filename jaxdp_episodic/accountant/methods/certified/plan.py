@@ -19,6 +19,8 @@ from jaxdp_episodic.accountant.methods.certified.lattice import BinMasses, merge
 _ANY_LOSSES = np.geomspace(1e-10, 1e13, 185)
 # Points of a Gaussian loss, in standard deviations from its mean: ten in each.
 _DEVIATIONS = np.linspace(-12.0, 12.0, 241)
+# Smallest distance of two points, relative: rounding would dominate shorter cells.
+_LEAST_GAP = 1e-9
 # Smallest point, relative to the scale of small losses.
 _LEAST_LOSS = 1e-4
 # First grid of tilts, in 1/nat, two a decade; small ones are for large losses.
@@ -167,6 +169,7 @@ def coarse_points(hints: Hints) -> np.ndarray:
     least = _LEAST_LOSS * float(hints.rate) * min(float(hints.shift), 1.0)
     inside = (_ANY_LOSSES >= least) & (_ANY_LOSSES <= 2 * gaussian[-1])
     positive = np.union1d(_ANY_LOSSES[inside], gaussian[gaussian > 0])
+    positive = positive[np.diff(positive, prepend=0.0) > _LEAST_GAP * positive]
     return np.concatenate([-positive[::-1], [0.0], positive])
 
 

@@ -328,9 +328,10 @@ def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
     size = xp.exp(log_size)
     # Huge angles could not be reduced, and the polynomials would overflow.
     angle = xp.where(xp.abs(angle) < _LARGEST_ANGLE, angle, 0.0)
-    if xp is np:
-        versine, sine = versine_sine(angle)
-        return size * (1 - versine), size * sine
+    if xp is np:  # see `versine_sine`
+        tangent = np.tan(0.5 * angle)
+        sine = 2 * tangent / (1 + tangent * tangent)
+        return size * (1 - tangent * sine), size * sine
     # As one array, so that XLA compiles the polynomials once: the cosine is a sine.
     quarters = np.reshape([0.5 * math.pi, 0.0], (2,) + (1,) * angle.ndim)
     sine, cosine = _of_half(angle, quarters)

@@ -318,9 +318,9 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 59_820,
+    "jaxdp_episodic": 59_825,
     "jaxdp_episodic/accountant/describe": 3_667,
-    "jaxdp_episodic/accountant/losses": 4_745,
+    "jaxdp_episodic/accountant/losses": 4_750,
     "jaxdp_episodic/accountant/methods": 5_522,
     "jaxdp_episodic/accountant/numerics": 3_038,
     "jaxdp_episodic/accountant/questions": 5_671,

@@ -383,6 +383,11 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
         """Probability that the unit is in the batch."""
         return self.whole * self.rate + self.cut * self.cut_rate
 
+    @functools.cached_property
+    def loses_nothing(self) -> Array:
+        """Whether neither pair that can occur loses."""
+        return np.equal(self.largest_loss(backward=False), 0)
+
     def parts(self) -> tuple[GaussianLoss, GaussianLoss]:
         """Returns the pairs if the batch is not full, and if it is."""
         one = self.outer_rate

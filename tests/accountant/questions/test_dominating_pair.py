@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.losses import gaussian_mixtures as mixtures
 from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
-    AntipodalGaussianLoss,
-    ZeroedGaussianLoss,
-)
 from jaxdp_episodic.accountant.losses.independent_episodes import ZeroedEpisodesLoss
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 
@@ -18,9 +17,8 @@ NOISE = 2.0
 ADD, SWAP, ZERO = "add_remove", "replace_one", "zero_out"
 HAND = jde.WithoutReplacement("group", size=3, population=12)
 SOME = jde.WithoutReplacement("user", size=2, population=8)
-ANTIPODAL, ZEROED = AntipodalGaussianLoss, ZeroedGaussianLoss
+ANTIPODAL, ZEROED = mixtures.AntipodalGaussianLoss, mixtures.ZeroedGaussianLoss
 SAMPLED = SampledGaussianLoss
-
 
 HALF = {"episodes": jde.Poisson("episode", sampling_probability=0.5)}
 ONE = {"episodes": jde.WithoutReplacement("episode", size=1)}
@@ -78,6 +76,8 @@ def test_a_full_batch_of_a_probability_near_0_is_not_left_out(relation):
     how = {"sampling_probability": 0.01, "neighboring_relation": relation}
     step = jde.TruncatedPoissonRelease(1.0, batch_size=289, population=1_000, **how)
     assert jde.epsilon(step, delta=1e-6, num_steps=1_000) > 2.12455  # uncut: 2.124515
+    pair = dataclasses.replace(dominating_pair(step), cut_rate=np.zeros(1))
+    assert not np.any(pair.loses_nothing)  # there is loss if the batch is not full
     step = jde.TruncatedPoissonRelease(1e-3, batch_size=400, population=1_000, **how)
     assert jde.rdp(step, 64.0) > (127e6 if relation != ZERO else 31e6)  # 2 / noise
 

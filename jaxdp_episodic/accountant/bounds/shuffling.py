@@ -19,6 +19,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.bounds.common import checked, smallest_epsilon
 from jaxdp_episodic.accountant.numerics.binomial import (
+    ROUNDING_OF_WEIGHTS,
     log_binomial_mass,
     log_shifted_hockey_stick,
 )
@@ -34,6 +35,8 @@ _TAIL_EXPONENT = 80.0
 _ROUNDING = 1e-9
 # Settings that are evaluated together, which bounds memory to some megabytes.
 _ROWS = 16
+# Smaller local epsilons are raised to it in upper bounds: its exponential is not 1.
+_SMALLEST_LOCAL_EPSILON = 1e-15
 # Largest local epsilon, nats: the exponential of twice as much is a float64.
 _LARGEST_LOCAL_EPSILON = 300
 
@@ -147,6 +150,7 @@ def _log_delta(
     """Returns ``log delta`` of flat settings, (m,)."""
     result = np.full(eps0.shape, -np.inf)
     index = np.flatnonzero(eps < eps0)  # else delta is 0
+    eps0 = eps0 if kind == "lower" else np.maximum(eps0, _SMALLEST_LOCAL_EPSILON)
     for start in range(0, index.size, _ROWS):
         rows = index[start : start + _ROWS]
         arguments = eps0[rows], n[rows], eps[rows]
@@ -186,7 +190,8 @@ def _clones(
         side="upper",
     )
     with np.errstate(divide="ignore"):
-        log_gain = np.log(np.maximum((own - cross) - np.expm1(eps) * cross, 0.0))
+        gain = own - cross + ROUNDING_OF_WEIGHTS - np.expm1(eps) * cross
+        log_gain = np.log(np.maximum(gain, 0.0))
     cut = log_gain - _TAIL_EXPONENT + np.log(2.0)
     return np.logaddexp(logsumexp(log_mass + log_stick, axis=-1), cut)
 

@@ -20,6 +20,8 @@ _STIRLING_ERROR = np.array([
     0.0059513701127588475, 0.005554733551962801,
 ])
 # fmt: on
+# Exceeds the rounding error of the difference of two weights in [0, 1].
+ROUNDING_OF_WEIGHTS = 1e-15
 
 
 def log_binomial(n: Array, k: Array) -> Array:
@@ -157,8 +159,10 @@ def log_shifted_hockey_stick(
     trials, odds, own, cross, rise = np.broadcast_arrays(
         trials, odds, own, cross, expm1_epsilon
     )
-    gain = (own - cross) - rise * cross  # own - g cross
-    loss = (own - cross) + rise * own  # g own - cross
+    sign = 1 if side == "upper" else -1
+    apart = own - cross + sign * ROUNDING_OF_WEIGHTS
+    gain = apart - rise * cross  # own - g cross
+    loss = apart + rise * own  # g own - cross
     possible = gain > 0
     ratio = np.where(possible, gain, 1.0) / np.where(possible, loss, 1.0)
     t = np.floor((trials + 1) * odds / (ratio + odds)) + 1
@@ -166,8 +170,7 @@ def log_shifted_hockey_stick(
     step = np.maximum(trials - t + 1, 0.0) / t * odds  # f(t) / f(t-1)
     tail = step * np.where(step > 0, tail_over_mass(t, trials, odds, side=opposite), 1)
     # At most the gain itself, since the loss of the event {j >= t} is not negative.
-    rounding = 1e-13 if side == "upper" else -1e-13
-    value = gain - rise * (own + cross) * tail + rounding * gain
+    value = gain - rise * (own + cross) * tail + sign * 1e-13 * gain
     value = np.clip(value, 0.0, np.maximum(gain, 0.0))
     with np.errstate(divide="ignore"):
         mass = log_binomial_mass(t - 1, trials, odds / (1 + odds))

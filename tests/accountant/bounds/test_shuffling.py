@@ -154,9 +154,8 @@ def test_blocks_are_nearly_exact(n, eps0, delta):
     eps = shuffled_epsilon(eps0, num_users=n, delta=delta)
     chance = np.exp(-eps0)
     spread = np.sqrt(n * chance * (1 - chance))
-    c = np.arange(
-        max(0, int(n * chance - 10 * spread)), min(n, int(n * chance + 10 * spread))
-    ).astype(float)
+    low, high = (int(n * chance + side * spread) for side in (-10, 10))
+    c = np.arange(max(0, low), min(n, high)).astype(float)
     own = 1 / (1 + np.exp(-eps0))
     sticks = log_shifted_hockey_stick(
         c, np.array(1.0), np.array(own), np.array(1 - own), np.expm1(eps), side="lower"
@@ -192,10 +191,12 @@ def test_extreme_settings():
         assert shuffled_delta(0.0, num_users=10, epsilon=0.0, kind=kind) == 0
         assert shuffled_delta(1.0, num_users=10, epsilon=1.0, kind=kind) == 0
         alone = shuffled_delta(1.0, num_users=1, epsilon=0.0, kind=kind)
-        low, high = np.tanh(0.5) * (1 - 1e-8), np.tanh(0.5) * (1 + 1e-8)
-        assert low <= alone <= high
+        assert alone == pytest.approx(np.tanh(0.5), rel=1e-8)
         assert shuffled_epsilon(1.0, num_users=10**6, delta=0.0, kind=kind) == 1
         assert 0 <= shuffled_delta(100.0, num_users=50, epsilon=1.0, kind=kind) <= 1
+    for eps0 in (1e-8, 1e-12, 1e-18):  # one other message, and that is a clone
+        found = [shuffled_delta(eps0, num_users=2, epsilon=0, kind=k) for k in KINDS]
+        assert found[2] <= np.tanh(eps0 / 2) / 2 <= min(found[:2])
     # If the condition of the closed form fails: the local epsilon.
     assert shuffled_epsilon_closed_form(3.0, num_users=10, delta=1e-6) == 3
 

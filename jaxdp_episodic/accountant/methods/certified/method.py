@@ -8,7 +8,6 @@ arXiv:2106.08567.
 from __future__ import annotations
 
 import math
-import operator
 import warnings
 from fractions import Fraction
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import using_choice
-from jaxdp_episodic.accountant.losses.privacy_loss import BoundingPair, Profile
+from jaxdp_episodic.accountant.losses.privacy_loss import BoundingPair, Bounds, Profile
 from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.certified.composition import Step, certified_ends
 from jaxdp_episodic.accountant.methods.certified.plan import Target
@@ -118,12 +117,11 @@ def pld_bounds(
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
     with using_choice("numpy"):
-        below, above = run.certified(up=False), run.certified(up=True)
-        if all(map(operator.is_, below.losses, run.losses)):
+        if not any(isinstance(loss, Bounds) for loss in run.losses):
             lower, upper = _bounds(question, run, width)
         else:
-            lower = _end_of_bounding_run(question, below, width, up=False)
-            upper = _end_of_bounding_run(question, above, width, up=True)
+            lower = _end_of_bounding_run(question, run, width, up=False)
+            upper = _end_of_bounding_run(question, run, width, up=True)
             upper = np.maximum(upper, lower)
         absolute, relative = _tolerances(question, width)
         enough = np.maximum(absolute, relative * (lower if question.is_epsilon else 1))
@@ -145,17 +143,20 @@ def pld_bounds(
 
 
 def _end_of_bounding_run(
-    question: Question, bounding: Run, width: float | None, *, up: bool
+    question: Question, run: Run, width: float | None, *, up: bool
 ) -> np.ndarray:
     """Returns one end of a run, from pairs that bound some of its steps."""
-    log_kept = bounding.facts.log_kept
+    bounding = run.certified(up=up)
+    pairs = zip(bounding.losses, bounding.counts, run.losses, strict=True)
+    # The caller knows infinite losses of the other steps.
+    new = [(one, count) for one, count, old in pairs if isinstance(old, Bounds)]
+    log_kept = Run(*zip(*new, strict=True)).facts.log_kept
     left = question.given_kept(log_kept, up=up)
     left = left.at(np.where(np.isneginf(left.target), -1.0, left.target))
     from_tables = any(isinstance(loss, BoundingPair) for loss in bounding.losses)
     share = _SHARE_OF_LATTICE[up] if from_tables else 1.0
-    return question.with_failure(
-        _bounds(left, bounding, width, share)[up], log_kept, up=up
-    )
+    end = _bounds(left, bounding, width, share)[up]
+    return question.with_failure(end, log_kept, up=up)
 
 
 def _bounds(
@@ -189,12 +190,9 @@ def _bounds(
         known = Interval(question.nothing, float(upper[i]))
         if shift[i] > 0:
             # The shift is rounded, so a smaller and a larger one are used.
-            less, more = (
-                _ends(
-                    (Step(one_gaussian(shift[i] * factor), 1.0),), target, known, most
-                )
-                for factor in (1 - shift_off, 1 + shift_off)
-            )
+            scaled = (shift[i] * (1 - shift_off), shift[i] * (1 + shift_off))
+            pairs = (Step(one_gaussian(each), 1.0) for each in scaled)
+            less, more = (_ends((one,), target, known, most) for one in pairs)
             found = Interval(less.lower, more.upper)
         else:
             found = _ends(steps[i], target, known, most)

@@ -23,12 +23,7 @@ from jaxdp_episodic.accountant.describe.designs import (
 )
 from jaxdp_episodic.accountant.describe.releases import RELEASES, LaplaceRelease
 from jaxdp_episodic.accountant.describe.runs import refuse_disjoint
-from jaxdp_episodic.accountant.describe.spec import (
-    AT_LEAST_ZERO,
-    Check,
-    Spec,
-    mapped,
-)
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ZERO, Check, Spec, mapped
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     GaussianStep,
@@ -170,7 +165,9 @@ class Calibration(Question):
     ) -> Self:
         """Returns the question about a step; the method may refuse it."""
         check_method(method)
-        target: Any = {EPSILON: epsilon, DELTA: delta, NUM_STEPS: num_steps}
+        asked = (EPSILON, epsilon), (DELTA, delta), (NUM_STEPS, num_steps)
+        # Neither None nor a traced number, which a question may have.
+        target: Any = {name: cls.numeric[name](name, value) for name, value in asked}
         question = cls(kind=NOISE, step=step, option=method, **target)
         for run in question.runs():
             run.refuse(method)

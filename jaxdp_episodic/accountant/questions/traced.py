@@ -169,9 +169,8 @@ def rdp(step: AnyStep, orders: Any, *, direction: str = "both") -> Any:
 
     shape = step.shape + np.shape(orders)
     step = mapped(step, expanded)
-    return _answer(
-        Question(kind=RDP, step=step, orders=orders, option=direction), shape
-    )
+    question = Question(kind=RDP, step=step, orders=orders, option=direction)
+    return _answer(question, shape)
 
 
 def _counted(
@@ -182,6 +181,8 @@ def _counted(
     api.check_method(method)
     if num_steps is None and not isinstance(step, ComposedSteps):
         raise ValueError("num_steps must be a whole number >= 0, got None")
+    for name in (name for name, value in target.items() if value is None):
+        Question.numeric[name](name, None)  # refuses it
     of = Calibration if kind == NOISE else Question
     question = of(kind=kind, step=step, num_steps=num_steps, **target, option=method)
     return _answer(question, question.shape)

@@ -238,10 +238,9 @@ class TestRate:
         step = jde.GaussianStep(GROUPED, noise_multiplier=1.0)
         targets = {"epsilon": 4.0, "delta": 1e-5, "num_steps": 300}
         rate = rdp_rate(step, level="episode", **targets)
-        drawn = dataclasses.replace(GROUPED, episodes=poisson(rate, "episode"))
-        spent = rdp_epsilon(
-            dataclasses.replace(step, sampling=drawn), delta=1e-5, num_steps=300
-        )
+        design = dataclasses.replace(GROUPED, episodes=poisson(rate, "episode"))
+        drawn = dataclasses.replace(step, sampling=design)
+        spent = rdp_epsilon(drawn, delta=1e-5, num_steps=300)
         assert 4.0 * (1 - 1e-5) < spent <= 4.0
         with pytest.raises(ValueError, match="level must be one with a scheme"):
             rdp_rate(step, level="class", **targets)
@@ -268,6 +267,8 @@ COMPOSED = jde.compose((sampled(0.01, 1.0), 3))
         (EVERY, {"epsilon": np.inf}, "epsilon must be > 0 and finite"),
         (EVERY, {"epsilon": "2"}, "epsilon must be a number"),
         (EVERY, {"delta": 0}, r"delta must lie in \(0, 1\], got 0"),
+        (EVERY, {"delta": None}, "delta must be a number"),
+        (OF_STEPS, {"num_steps": None}, "num_steps must be a number"),
         (EVERY, {"method": "rpd"}, "did you mean 'rdp'"),
         (EVERY, {"step": COMPOSED}, "step must be a GaussianStep"),
         (OF_STEPS, {"num_steps": -1}, "num_steps must be a whole number >= 0"),
@@ -432,14 +433,10 @@ def test_settings_without_noise_do_not_affect_others():
 
 
 def test_noise_next_to_none_is_warned_of():
-    rare = sampled(1e-9, 1.0)
+    noise = functools.partial(jde.calibrate_noise_multiplier, delta=1e-5, num_steps=10)
     with pytest.warns(UserWarning, match="protects nobody: epsilon=1 and delta=1e-05"):
-        jde.calibrate_noise_multiplier(rare, epsilon=1.0, delta=1e-5, num_steps=100)
+        noise(sampled(1e-9, 1.0), epsilon=1.0, num_steps=100)
     with pytest.warns(UserWarning, match="noise_multiplier=0.000"):
-        jde.calibrate_noise_multiplier(
-            sampled(0.01, 1.0), epsilon=[1.0, 1e8], delta=1e-5, num_steps=10
-        )
+        noise(sampled(0.01, 1.0), epsilon=[1.0, 1e8])
     # Only steps without sampling have so little noise.
-    jde.calibrate_noise_multiplier(
-        sampled([0.01, 0.0], 1.0), epsilon=1e5, delta=1e-5, num_steps=10
-    )
+    noise(sampled([0.01, 0.0], 1.0), epsilon=1e5)

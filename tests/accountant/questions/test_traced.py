@@ -441,8 +441,9 @@ def test_values_are_checked_when_they_are_known() -> None:
     # The message comes last, after the frames of JAX.
     assert str(raised.value).splitlines()[-1].startswith("ValueError: sampling_prob")
     assert run(NOISES).shape == (3,)  # later calls still work
-    with pytest.raises(ValueError, match="delta must lie in"):
-        epsilon(NOISES, delta=2.0)
+    for number, words in ((2.0, "lie in"), (None, "be a number")):
+        with pytest.raises((ValueError, TypeError), match=f"delta must {words}"):
+            epsilon(NOISES, delta=number)
 
 
 def test_derivatives_that_do_not_exist_are_refused() -> None:
@@ -469,9 +470,10 @@ def test_derivatives_that_do_not_exist_are_refused() -> None:
         lambda n: jde.epsilon(step(n), delta=DELTA, num_steps=1),
         lambda n: jde.epsilon(step(1.0), delta=n, num_steps=1),
         lambda n: jde.calibrate_num_steps(step(n), epsilon=1.0, delta=DELTA),
+        lambda n: jde.calibrate_num_steps(step(1.0), epsilon=n, delta=DELTA),
         lambda n: jde.epsilon(jde.compose((step(1.0), n)), delta=DELTA),
     ],
-    ids=["noise", "delta", "search", "composed"],
+    ids=["noise", "delta", "search", "target", "composed"],
 )
 def test_plain_questions_refuse_tracers_and_name_the_module(question) -> None:
     with pytest.raises(TypeError, match=r"JAX traces: .*jaxdp_episodic\.traced"):

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import epsilon as epsilon_of
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.cli import keep_compiled_kernels, use_all_cores
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 from jaxdp_episodic.trainer.statistics.statistics import Started
 from jaxdp_episodic.training import Evaluation, ProtoNet, TrainingConfig
 

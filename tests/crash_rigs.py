@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 from jaxdp_episodic.trainer.run.mechanisms import GradientStep, RunDraws, array_types
 from jaxdp_episodic.trainer.run.run_files import files_of_a_run
 from jaxdp_episodic.trainer.run.store import RunStore

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 from sweep_runs import SWEEP, contents
 from training_runs import TINY
 

@@ -49,12 +49,12 @@ from provenance import provenance
 import jaxdp_episodic as jde
 from jaxdp_episodic import training
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
-from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.data import ExampleTable
 from jaxdp_episodic.tools.book.book import create_book
 from jaxdp_episodic.tools.train.run import protected_by
 from jaxdp_episodic.trainer.gradient.noise import BandMemory
 from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.trainer.run.store import RunStore
 from jaxdp_episodic.training import Booking, PrivateGradient, Trainer, read_config
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crash_rigs import Witness, ending, gone_on
-from jaxdp_episodic.accountant.report.ledger_file import LedgerError
+from jaxdp_episodic.trainer.run.ledger_file import LedgerError
 from jaxdp_episodic.trainer.run.store import RunStore
 from mutation.verdicts import Effort, Verdict
 from training_runs import plain_trainer

@@ -1,4 +1,4 @@
-"""Texts about a run (report, statement, caveats) and the format of its ledger.
+"""Texts about a run: report, statement, caveats.
 
-Doors: `in_words`, `ledger_file`, `ledgers`, `report`, `sentences`.
+Doors: `in_words`, `report`, `sentences`.
 """

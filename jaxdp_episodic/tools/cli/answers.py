@@ -14,8 +14,7 @@ from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.api import epsilon
-from jaxdp_episodic.accountant.report import in_words, ledger_file
-from jaxdp_episodic.accountant.report.ledgers import LedgersContent, read_ledgers
+from jaxdp_episodic.accountant.report import in_words
 from jaxdp_episodic.accountant.report.sentences import downward, protected_unit, upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.table_file import check_suffix
@@ -23,6 +22,7 @@ from jaxdp_episodic.tools.cli import command
 from jaxdp_episodic.tools.cli.flags import UsageError
 from jaxdp_episodic.tools.requests import batch, request as requests
 from jaxdp_episodic.tools.sweep.description import numeric_fields
+from jaxdp_episodic.trainer.run import ledger_file, ledgers as runs
 
 _FACTS = ("epsilon", "delta", "num_steps")
 _FOR = {  # what an option is for
@@ -127,7 +127,7 @@ def _of_file(o: command.Options, kind: Any, **given: Any) -> list[str]:
 def _of_ledgers(o: command.Options) -> list[str]:
     """Answers what the charged steps of some runs cost together."""
     with command.waiting():
-        ledgers = read_ledgers(list(o.ledger))
+        ledgers = runs.read_ledgers(list(o.ledger))
     alone = ledgers.contents[0] if len(o.ledger) == 1 else None
     if alone is not None and (budget := alone.adaptive_taken) is not None:
         if o.method is not None:
@@ -301,7 +301,7 @@ def _adaptive_lines(
 
 
 def _caveats_on_ledgers(
-    ledgers: LedgersContent, spent: Any | None, method: str
+    ledgers: runs.LedgersContent, spent: Any | None, method: str
 ) -> list[str]:
     """Warnings that belong to an epsilon computed from ledgers."""
     caveats, are_several = [], len(ledgers.contents) > 1

@@ -10,7 +10,6 @@ from typing import Any
 
 from jaxdp_episodic._progress import standard_error
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.accountant.report.report import privacy_report
 from jaxdp_episodic.files.atomic import owner_only, write_atomically
 from jaxdp_episodic.files.toml_file import read_toml, to_toml
@@ -28,6 +27,7 @@ from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.data.folders import STORED
 from jaxdp_episodic.trainer.data.splits import SPLITS, TRAIN
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 
 PICTURE = "plan.png"
 _NO_CONFIG = (

@@ -26,7 +26,6 @@ from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.in_words import GUARANTEE, budget_in_words
-from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.accountant.report.sentences import protected_unit, upward
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.optional import installing
@@ -43,6 +42,7 @@ from jaxdp_episodic.trainer.run import report as reports, run_files
 from jaxdp_episodic.trainer.run.assemble import OwnParts, Tables, assembled, budget_of
 from jaxdp_episodic.trainer.run.checks import contributions_in_words
 from jaxdp_episodic.trainer.run.evaluation import Score, digits
+from jaxdp_episodic.trainer.run.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.trainer.run.loop import Selection, choosing_split
 from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, StepProgress

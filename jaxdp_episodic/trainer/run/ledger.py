@@ -30,11 +30,6 @@ from jaxdp_episodic.accountant.questions.budget import (
     SpentAhead,
     public_budget,
 )
-from jaxdp_episodic.accountant.report.ledger_file import (
-    LedgerContent,
-    LedgerError,
-    content_of,
-)
 from jaxdp_episodic.accountant.report.sentences import upward
 from jaxdp_episodic.files.json_file import differences
 from jaxdp_episodic.trainer.config.training_adaptive import Released, ScoreThen
@@ -42,6 +37,11 @@ from jaxdp_episodic.trainer.config.training_parts import FIXED
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
+from jaxdp_episodic.trainer.run.ledger_file import (
+    LedgerContent,
+    LedgerError,
+    content_of,
+)
 from jaxdp_episodic.trainer.run.store import Mark, RunStore, Saved
 
 

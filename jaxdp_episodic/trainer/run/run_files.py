@@ -24,7 +24,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp_episodic.accountant.report.ledger_file import (
+from jaxdp_episodic.files import atomic
+from jaxdp_episodic.files.json_file import json_lines
+from jaxdp_episodic.trainer.run.ledger import refuse_other_state
+from jaxdp_episodic.trainer.run.ledger_file import (
     OLD_LEDGER,
     STATE,
     STORE,
@@ -33,9 +36,6 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     old_rows,
     run_file,
 )
-from jaxdp_episodic.files import atomic
-from jaxdp_episodic.files.json_file import json_lines
-from jaxdp_episodic.trainer.run.ledger import refuse_other_state
 from jaxdp_episodic.trainer.run.mechanisms import array_types
 from jaxdp_episodic.trainer.run.store import BEST, EPOCH, RunStore, new_store
 

@@ -1,4 +1,4 @@
-"""The file of a run while a process trains it; `report.ledger_file` has its format.
+"""The file of a run while a process trains it; `run.ledger_file` has its format.
 
 Whatever ends the process, and whenever, this holds:
 
@@ -39,7 +39,10 @@ import numpy as np
 
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
-from jaxdp_episodic.accountant.report.ledger_file import (
+from jaxdp_episodic.files.atomic import atomic_path, owner_only
+from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.files.sqlite_file import connect
+from jaxdp_episodic.trainer.run.ledger_file import (
     CLOSED,
     ENDED,
     FACTS,
@@ -60,9 +63,6 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     text_hash,
     write_rows,
 )
-from jaxdp_episodic.files.atomic import atomic_path, owner_only
-from jaxdp_episodic.files.json_file import plain
-from jaxdp_episodic.files.sqlite_file import connect
 
 RELEASE = "release"
 EPOCH = "epoch"

@@ -15,7 +15,7 @@ from jaxdp_episodic.accountant.numerics.band_coefficients import (
 )
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
-from jaxdp_episodic.accountant.report.ledgers import read_ledgers
+from jaxdp_episodic.trainer.run.ledgers import read_ledgers
 from training_runs import charged_run
 
 DELTA = 1e-5

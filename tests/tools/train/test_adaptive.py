@@ -11,7 +11,6 @@ from rich.console import Console
 from jaxdp_episodic.accountant.describe.runs import RuleBook
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.audit import training_of_config
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.train.run import run_training
@@ -19,6 +18,7 @@ from jaxdp_episodic.tools.train.search import read_search
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled, budget_of
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 from training_runs import flat_step
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,7 +10,6 @@ from crash_rigs import ending
 from jaxdp_episodic.accountant.describe.releases import LaplaceRelease
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.gdp import gdp_price
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.book.book import (
     Order,
     check_in,
@@ -22,6 +21,7 @@ from jaxdp_episodic.tools.book.content import Protected
 from jaxdp_episodic.tools.cli.command import run as command
 from jaxdp_episodic.tools.train import run as run_module, search as search_module
 from jaxdp_episodic.tools.train.run import protected_by, run_of_config, run_training
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 from jaxdp_episodic.trainer.run.run_files import files_of_a_run
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.training import Booking, read_config

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from crash_rigs import ROOT, run_rig
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli.command import one_of_several
 from jaxdp_episodic.tools.train import search
@@ -25,6 +24,7 @@ from jaxdp_episodic.trainer.run.ledger import (
     check_run,
     described_versions,
 )
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 from jaxdp_episodic.training import PrivateGradient
 from training_runs import (
     CHECK_SAMPLING,

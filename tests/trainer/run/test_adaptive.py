@@ -11,7 +11,6 @@ import jaxdp_episodic as jde
 from crash_rigs import ending
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 from jaxdp_episodic.accountant.report.in_words import budget_in_words
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.training_adaptive import (
     NextWhenStalled,
@@ -24,6 +23,7 @@ from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.ledger import Ledger
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 from jaxdp_episodic.trainer.run.mechanisms import check_apart
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.run.run_files import read_log

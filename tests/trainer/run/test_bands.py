@@ -13,7 +13,6 @@ import pytest
 
 import jaxdp_episodic as jde
 from crash_rigs import ending, gone_on, train_until
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.cli import run as command
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -25,6 +24,7 @@ from jaxdp_episodic.trainer.run.assemble import plan
 from jaxdp_episodic.trainer.run.checks import sampler_of
 from jaxdp_episodic.trainer.run.evaluation import PrivateValidation
 from jaxdp_episodic.trainer.run.ledger import Ledger, RunMismatchError
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 from jaxdp_episodic.trainer.run.mechanisms import RunDraws
 from jaxdp_episodic.trainer.run.store import RunStore
 from jaxdp_episodic.training import AdaptiveBudget, ClippingConfig, PrivateGradient

@@ -7,12 +7,12 @@ import pytest
 
 import jaxdp_episodic as jde
 from crash_rigs import ROOT
-from jaxdp_episodic.accountant.report.ledger_file import run_file
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient import discrete_noise
 from jaxdp_episodic.trainer.gradient.clipping import steps_of_vote
 from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
 from jaxdp_episodic.trainer.run.ledger import RunMismatchError
+from jaxdp_episodic.trainer.run.ledger_file import run_file
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
 from jaxdp_episodic.training import ClippingConfig, TrainingConfig, read_config

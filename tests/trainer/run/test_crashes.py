@@ -24,9 +24,9 @@ from crash_rigs import (
     run_rig,
     train_until,
 )
-from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
-from jaxdp_episodic.accountant.report.ledgers import read_ledgers
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
+from jaxdp_episodic.trainer.run.ledger_file import LedgerError, read_ledger
+from jaxdp_episodic.trainer.run.ledgers import read_ledgers
 from jaxdp_episodic.trainer.run.mechanisms import RunDraws
 from jaxdp_episodic.trainer.run.run_files import PRIVATE, STORE, read_log
 from jaxdp_episodic.trainer.run.store import EPOCH, RunStore

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.book.book import create_book, read_book
 from jaxdp_episodic.tools.train.run import Booking, protected_by
 from jaxdp_episodic.trainer.draw import generators
@@ -18,6 +17,7 @@ from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.learners import ProtoNet, as_they_are
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.ledger import RunMismatchError
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 from jaxdp_episodic.training import Evaluation, StartConfig, read_config, run_training
 from training_runs import (

@@ -14,10 +14,10 @@ from jaxdp_episodic.accountant.questions.budget import (
     SpentAhead,
     plan_budget,
 )
-from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
 from jaxdp_episodic.trainer.run.ledger import Ledger
+from jaxdp_episodic.trainer.run.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.trainer.run.report import (
     epsilon_without_last_stage,
     privacy_statement,

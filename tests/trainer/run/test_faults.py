@@ -21,13 +21,13 @@ import optax
 import pytest
 
 from crash_rigs import ROOT, train_until
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli.command import Terminated, ended_by_sigterm
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.sampler import Draw
 from jaxdp_episodic.trainer.learners.episode import make_blocks
 from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 from jaxdp_episodic.trainer.run.store import RunStore
 from jaxdp_episodic.training import ProtoNet, load_parameters
 from training_runs import TINY, assert_same, classes, plain_trainer, protonet

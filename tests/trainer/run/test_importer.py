@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from crash_rigs import old_ledger, old_run
-from jaxdp_episodic.accountant.report.ledger_file import STORE, LedgerError, read_ledger
-from jaxdp_episodic.accountant.report.ledgers import read_ledgers
 from jaxdp_episodic.trainer.run.ledger import RunMismatchError
+from jaxdp_episodic.trainer.run.ledger_file import STORE, LedgerError, read_ledger
+from jaxdp_episodic.trainer.run.ledgers import read_ledgers
 from jaxdp_episodic.trainer.run.run_files import read_log
 from training_runs import BINS, GROUPED, assert_same, flat_step, plain_trainer
 

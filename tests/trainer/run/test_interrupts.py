@@ -14,9 +14,9 @@ import threading
 import pytest
 
 from crash_rigs import ROOT, Witness, ending, train_until
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.trainer.learners.learners import ProtoNet
 from jaxdp_episodic.trainer.run import run_files, trainer
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 from jaxdp_episodic.trainer.run.mechanisms import GradientStep
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, STORE, read_log
 from jaxdp_episodic.trainer.run.store import RunStore, create_store

@@ -10,7 +10,6 @@ import pytest
 
 import jaxdp_episodic as jde
 from crash_rigs import train_until
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger, run_file
 from jaxdp_episodic.data import ExampleTable, load_glyphs, truncated, with_rotations
 from jaxdp_episodic.trainer.audit.canaries import input_canaries
 from jaxdp_episodic.trainer.data.owners import Owners
@@ -19,6 +18,7 @@ from jaxdp_episodic.trainer.draw.complete import Needs
 from jaxdp_episodic.trainer.run import checks
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
 from jaxdp_episodic.trainer.run.checks import check_held_out, found_in_both, ways_out
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger, run_file
 from jaxdp_episodic.trainer.run.report import privacy_statement, report_of_budget
 from jaxdp_episodic.trainer.run.run_files import contributions_in_log, read_log
 from jaxdp_episodic.trainer.run.store import EPOCH, RunStore

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.report.ledger_file import (
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.trainer.run import store as store_module
+from jaxdp_episodic.trainer.run.ledger import Ledger
+from jaxdp_episodic.trainer.run.ledger_file import (
     STORE,
     LedgerError,
     RunFile,
@@ -22,9 +25,6 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     run_file,
     text_hash,
 )
-from jaxdp_episodic.tools import cli
-from jaxdp_episodic.trainer.run import store as store_module
-from jaxdp_episodic.trainer.run.ledger import Ledger
 from jaxdp_episodic.trainer.run.run_files import (
     HELD_OUT,
     PRIVATE,
@@ -309,7 +309,7 @@ def test_other_files_are_refused(tmp_path):
 
 def test_descriptions_have_a_largest_size(path, monkeypatch):
     """A step that could not be read back is not written."""
-    reader = "jaxdp_episodic.accountant.report.ledger_file.MOST_DESCRIBED"
+    reader = "jaxdp_episodic.trainer.run.ledger_file.MOST_DESCRIBED"
     monkeypatch.setattr(reader, 150)
     with pytest.raises((LedgerError, OSError)):
         read_ledger(path)

@@ -13,7 +13,6 @@ from jaxdp_episodic.accountant.questions.budget import (
     SpentAhead,
     plan_budget,
 )
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.trainer.config.training_parts import (
     NOISES,
     StartConfig,
@@ -24,6 +23,7 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import generator as random_generator
 from jaxdp_episodic.trainer.gradient import noise as noise_module
 from jaxdp_episodic.trainer.learners.learners import ProtoNet
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.statistics import statistics as statistics_module
 from jaxdp_episodic.trainer.statistics.plda import (

@@ -14,9 +14,9 @@ import jaxdp_episodic as jde
 from crash_rigs import old_ledger
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.questions.dominating_pair import shared_epoch
-from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
-from jaxdp_episodic.accountant.report.ledgers import read_ledgers
 from jaxdp_episodic.tools import cli
+from jaxdp_episodic.trainer.run.ledger_file import LedgerError, read_ledger
+from jaxdp_episodic.trainer.run.ledgers import read_ledgers
 from jaxdp_episodic.trainer.run.store import RunStore
 from training_runs import GROUPED, charged_run, flat_step
 

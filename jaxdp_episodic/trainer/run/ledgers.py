@@ -10,7 +10,7 @@ from jaxdp_episodic._validation import shown
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.questions.dominating_pair import shared_epoch
-from jaxdp_episodic.accountant.report.ledger_file import (
+from jaxdp_episodic.trainer.run.ledger_file import (
     LedgerContent,
     LedgerError,
     read_ledger,

@@ -49,6 +49,7 @@ _EQUAL_SQUARES = 1e-12
 # Relative; exceeds the rounding errors of joint releases, and is added or subtracted
 # on the safe side.
 _ROUNDING_MARGIN = 1e-13
+_TINY = 2.0**-1022
 # The field of a sampling probability, and its check.
 _RATE = "sampling_probability", _validation.probability_array
 _SUFFIX = "DpEvent"  # of the names of all events
@@ -293,9 +294,7 @@ def _tree(event: Any, relation: str) -> OneStep | None:
     if relation != "zero_out":
         raise _wrong_relation(event, relation, "zero_out")
     noise = number(event, "noise_multiplier")
-    counts = _validation.integer_array(
-        "step_counts", field(event, "step_counts"), minimum=0
-    )
+    counts = AT_LEAST_ZERO("step_counts", field(event, "step_counts"))
     if counts.size == 0:
         raise ValueError("step_counts must have at least one number of steps, got none")
     height = int(counts.max()).bit_length()
@@ -368,7 +367,8 @@ def _poisson(event: Any, relation: str) -> OneStep:
         if id(inner) in seen:
             raise ValueError("event must not be a sample of itself")
         seen.add(id(inner))
-        rate *= number(inner, *_RATE)
+        share = number(inner, *_RATE)
+        rate = max(rate * share, min(rate, share, _TINY))  # 0 only if one is
         inner = field(inner, "event")
     parts = list(uncomposed(inner))
     kinds = {kind(part) for part, _ in parts}

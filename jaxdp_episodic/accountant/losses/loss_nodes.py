@@ -304,7 +304,7 @@ def real_log_mixture(exponent: Array, p: Rate) -> Array:
     """Returns ``log(1 - p + p e^l)`` for real l, with full relative precision."""
     xp = namespace(exponent, p.rate)
     excess = p.rate * xp.expm1(xp.minimum(exponent, 700.0))
-    central = xp.abs(excess) <= 0.5
+    central = (xp.abs(excess) <= 0.5) & (exponent <= 700.0)
     # Elsewhere factor out the larger of the two terms (1 - p) + p e^l. Near p = 1 and
     # for l << 0 their sum is far below 1, so that 1 + p (e^l - 1) has no digits left.
     gap = exponent + p.log - p.log_rest

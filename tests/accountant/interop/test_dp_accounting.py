@@ -95,8 +95,9 @@ def test_a_steps_attribute_counts_for_epochs_only(steps):
 def test_no_release_costs_nothing_and_no_noise_everything():
     for event in (COMPOSED([]), often(0, poisson()), poisson(0.5, COMPOSED([]))):
         assert epsilon(event, neighboring_relation="replace_one") == 0
-    assert epsilon(dp_event.NonPrivateDpEvent()) == np.inf
-    assert epsilon(gaussian(0.0)) == np.inf
+    assert epsilon(dp_event.NonPrivateDpEvent()) == epsilon(gaussian(0.0)) == np.inf
+    rare = from_dp_event(poisson(1e-200, poisson(1e-200, gaussian(1e-3))))
+    assert jde.rdp(rare, 64.0) > 31e6  # the product of the rates is not 0
     both = COMPOSED([gaussian(0.0), gaussian(1.0)])
     assert epsilon(poisson(0.1, both)) == np.inf
     bare = dp_event.MixtureOfGaussiansDpEvent(0.0, [0.0, 1.0], [0.9, 0.1])

@@ -164,13 +164,12 @@ def test_extreme_settings():
     ):
         for how in ("exact", "pld", "rdp"):
             assert jde.epsilon(nothing, method=how, **run) == 0
-    for everything in (
-        jde.RandomizedResponse(0.0, 2),
-        jde.DiscreteLaplaceRelease(0.0),
-        jde.DiscreteLaplaceRelease(np.inf),
-    ):
+    bare = map(jde.DiscreteLaplaceRelease, (0.0, np.inf))
+    for everything in (jde.RandomizedResponse(0.0, 2), *bare):
         assert np.isinf(jde.epsilon(everything, **run))
     assert jde.rdp(jde.DiscreteLaplaceRelease(1e-170), 2.0) > 0  # not by underflow
+    rare = jde.DiscreteLaplaceRelease(700, sensitivity=2, sampling_probability=1e-310)
+    assert jde.epsilon(rare, num_steps=1, delta=0.0) > 1400 - 310 * np.log(10) - 1e-6
     doubled = jde.DiscreteLaplaceRelease(0.5, neighboring_relation="replace_one")
     twice = jde.DiscreteLaplaceRelease(0.5, sensitivity=2)
     assert jde.rdp(doubled, 3.0) == jde.rdp(twice, 3.0)

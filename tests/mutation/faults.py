@@ -186,8 +186,8 @@ FAULTS = (
             ),
             Edit(
                 dominating_pair._multistage,
-                "rate, inner = rates[clip],",
-                "rate, inner = product(rates[: clip + 1]),",
+                "inner if coins else product(rates[clip:])",
+                "inner if coins else product(rates)",
             ),
         ),
         audits.classmates,

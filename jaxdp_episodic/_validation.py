@@ -133,10 +133,10 @@ def whole_number(
 
 
 def flag(name: str, value: Any) -> bool:
-    """Returns ``value`` if it is a Python boolean."""
-    if not isinstance(value, bool):
+    """Returns a boolean of Python or NumPy as one of Python."""
+    if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be true or false, got {shown(value)}")
-    return value
+    return bool(value)
 
 
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:

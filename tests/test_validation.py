@@ -58,6 +58,7 @@ def test_the_offending_element_is_shown_with_its_index():
 
 def test_choice():
     assert validation.choice("unit", "pupil", ("school", "pupil")) == "pupil"
+    assert validation.flag("is_unit", np.True_) is True
     with pytest.raises(ValueError, match="did you mean 'pupil'"):
         validation.choice("unit", "pupils", ("school", "pupil"))
     with pytest.raises(TypeError, match="unit must be one of"):

@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 59_829,
+    "jaxdp_episodic": 59_828,
     "jaxdp_episodic/accountant/describe": 3_667,
     "jaxdp_episodic/accountant/losses": 4_750,
     "jaxdp_episodic/accountant/methods": 5_520,
@@ -331,7 +331,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/draw": 1_409,
     "jaxdp_episodic/trainer/config": 1_315,
     "jaxdp_episodic/trainer/gradient": 1_462,
-    "jaxdp_episodic/trainer/learners": 2_192,
+    "jaxdp_episodic/trainer/learners": 2_191,
     "jaxdp_episodic/trainer/statistics": 1_273,
     "jaxdp_episodic/trainer/run": 7_091,
     "jaxdp_episodic/trainer/audit": 1_813,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_203,
     "jaxdp_episodic/files": 1_361,
     "experiments": 7_103,
-    "tests": 48_250,
+    "tests": 48_249,
 }
 
 

@@ -66,17 +66,16 @@ def noise_corrected_adam(
       eps: as in `optax.adam`.
 
     Raises:
-      ValueError: a floor that is not positive and finite.
-      TypeError: a floor that is not a number, or an update without ``noise_deviation``.
+      ValueError: a floor that is not positive and finite, or another number below 0.
+      TypeError: what is not a number, or an update without ``noise_deviation``.
     """
     least = _validation.one("floor", floor, _validation.positive_array)
     for name, value in {"b1": b1, "b2": b2, "eps": eps}.items():
-        _validation.one(name, value, _validation.nonnegative_array)
+        if not _validation.is_traced(value):  # as by inject_hyperparams
+            _validation.one(name, value, _validation.nonnegative_array)
     adam = optax.scale_by_adam(b1, b2)
 
-    def update(
-        updates: Any, state: Any, params: Any = None, **others: Any
-    ) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None, **others: Any) -> Any:
         if "noise_deviation" not in others:
             raise TypeError("update needs the noise_deviation of the gradient")
         _, state = adam.update(updates, state)

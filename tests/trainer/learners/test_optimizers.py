@@ -29,13 +29,10 @@ def moved(optimizer, gradients, noise):
     return np.diff(np.array(found, np.float64), axis=0)
 
 
-@pytest.mark.parametrize(
-    ("noise", "has_average"),
-    [(0.0, False), (0.8, True)],  # without noise: Adam
-)
+@pytest.mark.parametrize(("noise", "has_average"), [(0.0, False), (0.8, True)])
 def test_each_step_equals_the_formula(noise, has_average):
     gradients = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
-    optimizer = noise_corrected_adam(RATE, floor=FLOOR)
+    optimizer = noise_corrected_adam(RATE, floor=FLOOR)  # without noise: Adam
     optimizer = averaged(optimizer, 0.5) if has_average else optimizer
     found = moved(optimizer, gradients, noise)
     g, kinds = gradients.astype(np.float64), set()
@@ -63,8 +60,9 @@ def test_the_correction_is_of_adam_and_off_by_default():
     for decay in (1.0, -0.1, np.nan):
         with pytest.raises(ValueError, match="ema"):
             averaged(optax.sgd(0.1), decay)
+    traced = optax.inject_hyperparams(noise_corrected_adam, "floor")(RATE, floor=FLOOR)
+    assert moved(traced, [START], 1.0).shape == (1, 4)  # with b1, b2 and eps traced
     optimizer = built_optimizer(OptimizerConfig(noise_floor=0.1), 3)
-    assert jax.tree.leaves(optimizer.init(START))
     with pytest.raises(TypeError, match="noise_deviation"):
         optimizer.update(START, optimizer.init(START), START)
 

@@ -24,7 +24,6 @@ from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 
 # Largest number of releases: the device numbers them with 32-bit integers.
 _MOST_RELEASES = 2**31 - 1
-_KEYS = {"delta", "runs", "first", "checks"}
 # Largest number of options named in a message.
 _MOST_NAMED = 4
 
@@ -196,8 +195,7 @@ class AdaptiveBudget:
     @property
     def num_steps(self) -> int:
         """An upper bound on the number of releases that are still possible."""
-        total = sum(self.most(name) for name in self.options)
-        return min(total, _MOST_RELEASES)
+        return min(sum(self.left.values()), _MOST_RELEASES)
 
     @property
     def taken(self) -> dict[str, int]:
@@ -304,8 +302,9 @@ class AdaptiveBudget:
         Raises:
           TypeError, ValueError, NotImplementedError: not such a budget.
         """
-        if not isinstance(mapping, Mapping) or mapping.keys() != _KEYS:
-            raise ValueError(f"a budget must have the keys {sorted(_KEYS)}")
+        keys = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(mapping, Mapping) or mapping.keys() != keys:
+            raise ValueError(f"a budget must have the keys {sorted(keys)}")
         lists = [mapping[name] for name in ("runs", "first", "checks")]
         if not all(isinstance(one, list) for one in lists):
             raise TypeError("runs, first and checks must be lists")

@@ -71,13 +71,12 @@ def public_function(
                 _validation.instance("engine", engine, str, "a name or None")
                 with using_engine(engine):
                     return call(*args, **kwargs)
-            step: Any = args[0] if args else kwargs.get("step")
+            step, *others = args or (kwargs.get("step"),)
             if worst is None or not isinstance(step, DisjointParts):
                 return function(*args, **kwargs)
-            if args:
-                found = [ask(part, *args[1:], **kwargs) for part in step.parts]
-            else:
-                found = [ask(**{**kwargs, "step": part}) for part in step.parts]
+            if not args:
+                kwargs.pop("step")
+            found = [ask(part, *others, **kwargs) for part in step.parts]
             return _worst_of(found, worst)
 
         return call
@@ -408,37 +407,32 @@ def _least_ends(
 ) -> tuple[Any, Any]:
     """Both ends: the smallest over the theorems' runs, then the largest over paths."""
     question = question.at(np.broadcast_to(question.target, shape)[..., None])
-    both = [_ends(question, run, width, alone=len(runs) == 1) for run in runs]
+    for run in runs:
+        run.refuse("pld")
+    if len(runs) == 1:  # of several runs the smallest counts on each path
+        runs = [runs[0].take_paths(worst_path.undominated_paths(runs[0]))]
     ends = []
-    for each in zip(*both, strict=True):
+    for each in zip(*(_ends(question, run, width) for run in runs), strict=True):
         least = np.minimum.reduce(np.broadcast_arrays(*each))
         ends.append(shaped(least.max(axis=-1), shape))
     return ends[0], ends[1]
 
 
-def _ends(
-    question: Question, run: Run, width: float | None, *, alone: bool
-) -> list[np.ndarray]:
-    """Both ends for each path.
-
-    If the run is the only one (``alone``), dominated paths are left out.
-    """
-    run.refuse("pld")
-    if alone:
-        run = run.take_paths(worst_path.undominated_paths(run))
+def _ends(question: Question, run: Run, width: float | None) -> list[np.ndarray]:
+    """Both ends for each path."""
     # With too little noise only an upper bound is known.
     runs = run.kept(), run.in_reach()
     inside = question.inside()
     ends: list[np.ndarray] = []
     both: tuple[np.ndarray, np.ndarray] | None = None
-    for i, up in enumerate((False, True)):
+    for up in (False, True):
         kept, log_kept = runs[up].kept(), runs[up].facts.log_kept
         left = inside.given_kept(log_kept, up=up)
         left = left.at(np.where(np.isneginf(left.target), -1.0, left.target))
         # The targets of the two ends differ, by rounding, only if a loss may be inf.
         if both is None or np.any(log_kept) or np.any(run.facts.is_unprotected):
             both = pld_bounds(left, kept, width=width)
-        end = inside.with_failure(both[i], log_kept, up=up)
+        end = inside.with_failure(both[up], log_kept, up=up)
         most = runs[True].facts.most_lost
         at_end = question.at_end(most)
         if np.any(at_end):
@@ -466,14 +460,6 @@ def delta_of(log_delta: np.ndarray, *, up: bool) -> np.ndarray:
     value = np.where(np.signbit(value), 0.0, np.where(value > 1, 1.0, value))
     value = np.where(log_delta == 0, 1.0, value)
     return np.where(np.isneginf(log_delta), 0.0, value)
-
-
-def worst_epsilon(
-    runs: Sequence[Run], delta: np.ndarray, shape: tuple[int, ...], *, method: str
-) -> np.ndarray:
-    """The largest epsilon over the paths, each composed over the whole run."""
-    value = worst_path.answer(EpsilonAt(np.log(delta)), runs, method).value
-    return np.broadcast_to(value, shape)
 
 
 def check_method(method: str) -> None:

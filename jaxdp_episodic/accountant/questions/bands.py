@@ -125,7 +125,7 @@ def choose_bands(
     steps = _validation.whole_number("num_steps", num_steps)
     breaks = _validation.whole_number("restarts", restarts, minimum=0)
     Bands(1, level="", horizon=horizon)  # checks the horizon
-    candidates = [("", 1, step, 1.0)]
+    candidates = [(step, 1.0)]
     covered = grouped_levels(step.design, str(step.privacy_unit))
     for name, value in (("epsilon", epsilon), ("delta", delta)):
         _validation.single(name, np.asarray(value))
@@ -141,24 +141,23 @@ def choose_bands(
                     raise
                 break
             if made is not None:
-                candidates.append((name, count, *made))
+                candidates.append(made)
+    target: Any = {"epsilon": epsilon, "delta": delta, "num_steps": steps}
     found = []
-    for _, count, made, lost in candidates:
-        target: Any = {"epsilon": epsilon, "delta": delta, "num_steps": steps}
+    for made, lost in candidates:
         if before:
             noise = plan_budget(made, before=before, **target).step.noise_multiplier
         else:
             noise = calibrate_noise_multiplier(made, **target)
+        made = dataclasses.replace(made, noise_multiplier=float(noise))
+        count, name = (made.bands.count, made.bands.level) if made.bands else (1, "")
         kernel = band_coefficients(count, steps, horizon)
         errors = [band_error(kernel, steps, memory, breaks) for memory in (horizon, 1)]
-        found.append((float(noise), *(float(noise) * lost * e for e in errors)))
-    noises, slow, fast = np.array(found).T
-    levels, counts, made, _ = zip(*candidates, strict=True)
+        found.append((made, count, name, noise, *(noise * lost * e for e in errors)))
+    steps_made, counts, levels, *columns = zip(*found, strict=True)
+    noises, slow, fast = map(np.array, columns)
     return BandChoices(
-        steps=tuple(
-            dataclasses.replace(one, noise_multiplier=noise)
-            for one, noise in zip(made, noises.tolist(), strict=True)
-        ),
+        steps=steps_made,
         bands=np.array(counts),
         levels=levels,
         noise_multiplier=noises,

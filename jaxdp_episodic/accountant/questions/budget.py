@@ -93,10 +93,7 @@ class PrivacyBudget:
     def run(self, num_steps: Any) -> ComposedSteps:
         """Returns the first ``num_steps`` steps as a composed run."""
         taken = _validation.integer_array("num_steps", num_steps, minimum=0)
-        first = [
-            (step, np.clip(taken - index, 0, 1))
-            for index, step in enumerate(self.before)
-        ]
+        first = ((one, np.clip(taken - i, 0, 1)) for i, one in enumerate(self.before))
         return compose(*first, (self.step, np.maximum(taken - len(self.before), 0)))
 
     @property
@@ -126,9 +123,8 @@ def public_budget(budget: PrivacyBudget) -> PrivacyBudget | None:
     if not budget.takes_steps:
         return budget  # the step itself is not run
     try:
-        bare = dataclasses.replace(
-            budget, step=dataclasses.replace(step, population=None)
-        )
+        public = dataclasses.replace(step, population=None)
+        bare = dataclasses.replace(budget, step=public)
         # Compare the Rényi divergences of the step itself, not epsilons, which may be 0
         # for all sizes, or negligible compared with the steps before.
         first = len(budget.before)
@@ -220,30 +216,17 @@ def plan_budget(
     allowed = _validation.one("delta", delta, _validation.open_unit_array)
     steps = num_steps
     if steps is not None:
-        least = 0 if before else 1
         steps = _validation.whole_number(
-            "num_steps", steps, minimum=least, maximum=_MOST_STEPS
+            "num_steps", steps, minimum=0 if before else 1, maximum=_MOST_STEPS
         )
     if before or np.isinf(target):
         if steps is None:
             why = "steps before" if before else "epsilon=inf"
             raise ValueError(f"num_steps must be given with {why}, got None")
-        if before:
-            for row in before:
-                one = row[0] if isinstance(row, Sequence) and len(row) == 2 else [row]
-                _validation.instance("before", one, GaussianStep, "(step, share) pairs")
-            if any(epoch_scheme(one.design) or one.bands for one, _ in before):
-                raise NotImplementedError(
-                    "before must be steps on all data; steps of epoch schemes, or with "
-                    "bands, use only a part"
-                )
-            return _with_steps_before(step, target, allowed, steps, before)
-        bare = dataclasses.replace(step, noise_multiplier=0.0)
-        return PrivacyBudget(bare, target, allowed, steps, steps)
+        return _of_fixed_length(step, target, allowed, steps, before)
     if steps is not None:
-        step = dataclasses.replace(
-            step, noise_multiplier=_noise(step, target, allowed, steps)
-        )
+        noise = _noise(step, target, allowed, steps)
+        step = dataclasses.replace(step, noise_multiplier=noise)
     permitted = calibrate_num_steps(step, epsilon=target, delta=allowed)
     permitted = min(int(permitted), _MOST_STEPS)
     if permitted < 1:
@@ -259,14 +242,22 @@ def plan_budget(
     return PrivacyBudget(step, target, allowed, planned, permitted)
 
 
-def _with_steps_before(
+def _of_fixed_length(
     step: GaussianStep,
     epsilon: float,
     delta: float,
     num_steps: int,
     before: Sequence[tuple[GaussianStep, float]],
 ) -> PrivacyBudget:
-    """The budget of a run that begins with other steps."""
+    """The budget of a run that begins with other steps, or has no privacy."""
+    for row in before:
+        one = row[0] if isinstance(row, Sequence) and len(row) == 2 else [row]
+        _validation.instance("before", one, GaussianStep, "(step, share) pairs")
+    if any(epoch_scheme(one.design) or one.bands for one, _ in before):
+        raise NotImplementedError(
+            "before must be steps on all data; steps of epoch schemes, or with bands, "
+            "use only a part"
+        )
     shares = _validation.probability_array("shares", [share for _, share in before])
     total = float(shares.sum())
     if not (shares > 0).all() or total > 1 + _SHARES or (num_steps and total >= 1):
@@ -292,8 +283,7 @@ def _with_steps_before(
     noises = [alone[one] / math.sqrt(share) for one, share in before]
     if not num_steps:
         # The squared shifts sum to that of the target, up to rounding.
-        rounded = [own * (1 + _SHARES) for own in noises]
-        planned = budget(rounded, 1.0)
+        planned = budget([own * (1 + _SHARES) for own in noises], 1.0)
         spent = float(planned.spent(planned.num_steps))
         if not spent <= epsilon:
             raise ValueError(

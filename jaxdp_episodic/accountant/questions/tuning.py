@@ -165,9 +165,7 @@ def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:
     # For each order the smallest value at this or a larger order.
     descending = np.argsort(-grid, kind="stable")
     smallest = np.minimum.accumulate(tuned[..., descending], axis=-1)
-    result = np.empty_like(smallest)
-    result[..., descending] = smallest
-    return result
+    return smallest[..., np.argsort(descending)]
 
 
 def curve_to_epsilon(orders: Any, rdp: Any, *, delta: Any) -> np.ndarray | np.float64:

@@ -29,9 +29,9 @@ from jaxdp_episodic.accountant.describe.step import (
     compose,
     gaussian_parts,
 )
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 from jaxdp_episodic.accountant.questions import worst_path as path_rows
-from jaxdp_episodic.accountant.questions.api import check_method, worst_epsilon
+from jaxdp_episodic.accountant.questions.api import check_method
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.report.sentences import (
     caveats_of,
@@ -316,7 +316,8 @@ def _path_epsilons(
             losses = run.take_paths(some).losses
             columns = (loss.map(lambda f: np.reshape(f, (-1, 1))) for loss in losses)
             rows.append(Run(tuple(columns), run.counts))
-        found.append(worst_epsilon(rows, delta, some.shape, method=method))
+        values = path_rows.answer(EpsilonAt(np.log(delta)), rows, method).value
+        found.append(np.broadcast_to(values, some.shape))
     return np.concatenate(found)
 
 
@@ -398,7 +399,8 @@ def _by_level(
 
 def _epsilon(run: ComposedSteps, delta: np.ndarray, method: str) -> float:
     """Epsilon of the privacy unit, without the warnings of `epsilon`."""
-    return float(worst_epsilon(runs_of(run, None), delta, (), method=method))
+    runs = runs_of(run, None)
+    return float(path_rows.answer(EpsilonAt(np.log(delta)), runs, method).value)
 
 
 def _distribution(

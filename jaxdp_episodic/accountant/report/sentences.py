@@ -64,7 +64,7 @@ def unit_in_words(privacy_unit: str, people: PersonBounds | None) -> str:
     """Returns a privacy unit and its bounds in words."""
     if privacy_unit not in OWNED:
         return f"one {privacy_unit}"
-    is_joined = people is not None and makes_one(people)
+    is_joined = makes_one(people)
     bounds = bounds_in_words(people)
     if privacy_unit == PERSON:
         return "one person" + (
@@ -77,30 +77,28 @@ def unit_in_words(privacy_unit: str, people: PersonBounds | None) -> str:
 
 def changed_unit(privacy_unit: str, neighboring_relation: str) -> str:
     """Returns the difference of two neighbouring data sets in words."""
-    if privacy_unit == ORIGINAL:
-        return {
-            "add_remove": "one example, with all of its copies, more or less",
-            "replace_one": "the content of one example, and of all of its copies, "
-            "replaced",
-            "zero_out": "the slots of one example and of all of its copies emptied "
-            "or filled",
-        }[neighboring_relation]
-    if privacy_unit == PERSON:
-        return {
-            "add_remove": "one person, with all of their examples, more or less",
-            "replace_one": "the content of all examples of one person replaced",
-            "zero_out": "all slots of one person emptied or filled",
-        }[neighboring_relation]
+    whole, content, slots = {
+        ORIGINAL: (
+            "one example, with all of its copies,",
+            "one example, and of all of its copies,",
+            "the slots of one example and of all of its copies",
+        ),
+        PERSON: (
+            "one person, with all of their examples,",
+            "all examples of one person",
+            "all slots of one person",
+        ),
+    }.get(privacy_unit, (one := f"one `{privacy_unit}`", one, f"{one} slot"))
     return {
-        "add_remove": f"one `{privacy_unit}` more or less",
-        "replace_one": f"the content of one `{privacy_unit}` replaced",
-        "zero_out": f"one `{privacy_unit}` slot emptied or filled",
+        "add_remove": f"{whole} more or less",
+        "replace_one": f"the content of {content} replaced",
+        "zero_out": f"{slots} emptied or filled",
     }[neighboring_relation]
 
 
-def makes_one(people: PersonBounds) -> bool:
+def makes_one(people: PersonBounds | None) -> bool:
     """Whether each person has at most one unit, as in statistics of joined examples."""
-    return not people.shape and people.numbers == {"examples": 1}
+    return people is not None and not people.shape and people.numbers == {"examples": 1}
 
 
 def bounds_in_words(people: PersonBounds | None) -> str:
@@ -109,11 +107,10 @@ def bounds_in_words(people: PersonBounds | None) -> str:
         return "all examples"
     if people.shape:
         return "all examples within bounds that vary"
-    words = {"tasks": ("task", "tasks"), "classes": ("class", "classes")}
     found = []
-    for name, (one, several) in words.items():
-        if name in people.numbers:
-            number = int(people.numbers[name])
+    for several, one in (("tasks", "task"), ("classes", "class")):
+        if several in people.numbers:
+            number = int(people.numbers[several])
             where = " of each" if found else ""
             found.append(f"at most {number:,} {one if number == 1 else several}{where}")
     where = [f"in {', '.join(found)}"] if found else []
@@ -148,13 +145,10 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
     rule = "its id, its place on a public list" if by_id else "its place"
     clips = dict.fromkeys(part.clip_unit for part in run.gaussian_steps)
     clipped = " or ".join("step" if c == STEP else f"{c!r}" for c in clips)
-    above, slots = (last if is_person else unit), unit
-    if is_person and not in_blocks:
-        slots = last
+    above = last if is_person else unit
+    slots = last if is_person and not in_blocks else unit
     people = bounding.people
-    bounds = f"this: {bounds_in_words(people)}"
-    if people is not None and makes_one(people):
-        bounds = "one"
+    bounds = "one" if makes_one(people) else f"this: {bounds_in_words(people)}"
     rows = (
         (
             kinds,
@@ -312,19 +306,15 @@ def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
         if not isinstance(scheme, ShuffledEpochs):
             continue
         steps = int(np.asarray(scheme.steps_per_epoch))
-        others = {
-            "random allocation (RandomAllocation)": RandomAllocation(
-                scheme.name, steps_per_epoch=steps
-            ),
-            "Poisson sampling (Poisson)": Poisson(
-                scheme.name, sampling_probability=1 / steps
-            ),
-        }
+        others = (
+            ("random allocation", RandomAllocation(scheme.name, steps_per_epoch=steps)),
+            ("Poisson sampling", Poisson(scheme.name, sampling_probability=1 / steps)),
+        )
         costs = []
-        for name, other in others.items():
+        for name, other in others:
             same = dataclasses.replace(part, sampling=part.design.with_scheme(other))
             value = float(epsilon(same, num_steps=count, delta=delta))
-            costs.append(f"{upward(value)} by {name}")
+            costs.append(f"{upward(value)} by {name} ({type(other).__name__})")
         found.append(
             f"level {scheme.name!r}: no amplification is known for shuffled epochs; "
             f"the same steps would cost epsilon {' or '.join(costs)}"

@@ -291,10 +291,8 @@ def _direction(steps: Sequence[Step], target: Target, *, backward: bool) -> Dire
         whole, *_ = tilted(uppers, expected.tilt)
         whole = whole._replace(shift=whole.shift + displaced)
         curve = Curve(whole, infinite, True, np.empty(0))
-        bound = (
-            curve.chernoff_epsilon if target.of_epsilon else curve.chernoff_log_delta
-        )
-        found = bound(target.given)
+        bounds = curve.chernoff_log_delta, curve.chernoff_epsilon
+        found = bounds[target.of_epsilon](target.given)
         most = found if math.isfinite(found) else most
     return Direction(steps, backward, coarse, expected, most)
 

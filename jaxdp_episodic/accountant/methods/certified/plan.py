@@ -137,7 +137,8 @@ class CoarseLoss(NamedTuple):
         alive = self.mass > 0
         exponent = np.log(self.mass[alive]) + tilts[:, None] * self.loss[alive]
         largest = exponent.max(-1, initial=_LEAST_EXPONENT)
-        whole = np.sum(np.exp(exponent - largest[:, None]), -1)
+        # Next to 0 the tails are not told apart, and masses may count twice.
+        whole = np.sum(np.exp(exponent - largest[:, None]), -1) / self.mass.sum()
         return self.count * (np.log(whole + 1e-300) + largest)
 
     def tilted(self, tilt: float) -> np.ndarray:
@@ -415,9 +416,10 @@ def _offsets(end: int, widest: float) -> np.ndarray:
 
 
 def with_splits(grid: np.ndarray) -> np.ndarray:
-    """Returns the (m + 1,) grid with a point in each bin, nearer to a narrower bin."""
+    """Returns the grid with a point in each bin: near a narrower one, counted there."""
     root = np.sqrt(np.diff(grid))
     before, after = np.append(root[0], root[:-1]), np.append(root[1:], root[-1])
     points = np.empty(2 * len(grid) - 1)
-    points[::2], points[1::2] = grid, grid[:-1] + root**2 * before / (before + after)
+    ends = np.where(before > after, (grid[1:], -after), (grid[:-1], before))
+    points[::2], points[1::2] = grid, ends[0] + root**2 * ends[1] / (before + after)
     return points

@@ -24,6 +24,8 @@ _SINGLE_THREADED = 2**17
 _SINGLE_THREADED_COMPLEX = 2**15
 # Least number of rows of a block: with fewer, products take several times as long.
 _LEAST_ROWS = 8
+# More panels than these are laid only if windows ask for them: this many for each.
+_MANY_PANELS, _ENOUGH = 128, 2.0
 # Numbers of nodes per panel of a search and of its answer.
 SIZES = 8, 32
 
@@ -51,11 +53,9 @@ def integrate_panels(
     if xp is np:
         # All nodes at once: few calls of NumPy.
         nodes, weights = gauss_legendre(int(nodes_per_panel))
-        column = (-1,) + (1,) * lefts.ndim
-        values = integrand(lefts + width * nodes.reshape(column))
-        weights = weights.reshape(column) * width
-        axes = tuple(range(weights.ndim - 1))
-        return tuple(np.sum(weights * value, axis=axes) for value in values)
+        values = integrand(lefts + width * nodes[:, None, None])
+        weights = weights[:, None, None] * width
+        return tuple(np.sum(weights * value, axis=(0, 1)) for value in values)
 
     # One node after another, of all panels at once: arrays that fit the cache, in one
     # program for any number of nodes.
@@ -85,6 +85,10 @@ def lay_panels(
     # There are no panels between windows: the integrand must be negligible there.
     xp = namespace(low, high, density, floor)
     low, high = xp.maximum(low, floor), xp.maximum(high, floor)
+    if xp is np:  # windows within the first one that ask for no more panels
+        more = (density > density[:1]) | (low < low[:1]) | (high > high[:1])
+        used = np.append(True, np.any(more & (high > low), axis=1)[1:])
+        low, high, density = low[used], high[used], density[used]
     ends = _sorted(xp.concatenate([low, high], axis=0))
     ends, low, high, density = computed_once(xp, (ends, low, high, density))
     left, length = ends[:-1], xp.diff(ends, axis=0)
@@ -109,7 +113,11 @@ def lay_panels(
         for j in range(share.shape[0]):
             run_share = run_share + xp.where(run == run[j], share[j], 0.0)
     total = xp.sum(share, axis=0)
-    spare = num_panels - 1 - xp.sum(is_gap, axis=0, dtype=share.dtype)
+    gaps = xp.sum(is_gap, axis=0, dtype=share.dtype)
+    if xp is np and num_panels > _MANY_PANELS:
+        enough = np.max(_ENOUGH * total + gaps, initial=0, where=np.isfinite(total))
+        num_panels = min(num_panels, max(_MANY_PANELS, int(enough) + 2))
+    spare = num_panels - 1 - gaps
     safe_run = xp.where(run_share > 0, run_share, 1.0)
     safe_total = xp.where(total > 0, total, 1.0)
     whole = xp.ceil(run_share * (spare / safe_total) * (1 - 1e-12))
@@ -171,12 +179,11 @@ def in_blocks(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     most = products // length
     if number * width <= most:
         return rows @ matrix
-    across = min(width, max(most // _LEAST_ROWS, 1))
-    each = max(most // across, 1)
+    wide = min(width, max(most // _LEAST_ROWS, 1))
+    each = max(most // wide, 1)
     result = np.empty((*rows.shape[:-1], width), np.result_type(rows, matrix))
     for i in range(0, number, each):
         part = rows[..., i : i + each, :]
-        for j in range(0, width, across):
-            found = part @ matrix[..., j : j + across]
-            result[..., i : i + each, j : j + across] = found
+        for j in range(0, width, wide):
+            result[..., i : i + each, j : j + wide] = part @ matrix[..., j : j + wide]
     return result

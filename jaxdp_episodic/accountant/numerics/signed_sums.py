@@ -340,16 +340,9 @@ def _signed(total: LatticeSum, plan: Plan) -> list[SignedSumBound]:
         values = (plan.unit * point + away)[order]
         beyond = np.append(np.cumsum(mass[order][::-1])[::-1], 0.0)
         gained = np.cumsum((beyond[1:-1] * np.diff(values))[::-1])[::-1]
-        found.append(
-            SignedSumBound(
-                values,
-                beyond,
-                np.append(gained, [0.0, 0.0]),
-                plan.unit * float(infinite),
-                total.mass_error + (8 + 4 * len(values)) * UNIT,
-                4 * UNIT * abs(away),
-            )
-        )
+        profile, far = np.append(gained, [0.0, 0.0]), plan.unit * float(infinite)
+        errors = total.mass_error + (8 + 4 * len(values)) * UNIT, 4 * UNIT * abs(away)
+        found.append(SignedSumBound(values, beyond, profile, far, *errors))
     return found
 
 

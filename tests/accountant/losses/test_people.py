@@ -79,9 +79,7 @@ def definition(loss, u, *, backward):
             [(rate * b, sign * j * s) for j, b in enumerate(law)]
             for rate, sign in ((e, 1), (1 - e, -1))
         )
-        nobody = [(e, 0)]
-        if loss.is_symmetric:
-            nobody = [(w, -m) for w, m in covered]
+        nobody = [(w, -m) for w, m in covered] if loss.is_symmetric else [(e, 0)]
         pair = covered + shown, nobody + shown
         if backward:  # here the other contributions lie on the person's side
             mirrored = [(w, -m) for w, m in shown]
@@ -133,8 +131,8 @@ def test_a_count_without_density_at_a_loss(kind, q, s, count, u):
     with mp.workdps(60):
         truth = definition(loss, mp.mpf(abs(u)), backward=backward)
         logs = np.array([float(mp.log(part)) for part in truth])
-    off = float(loss.profile_error()[0]) * (1 + np.abs(logs).sum())
-    assert np.all(np.abs(np.concatenate(found) - logs) < off)
+    off = np.abs(np.concatenate(found) - logs)
+    assert np.all(off < loss.profile_error()[0] * (1 + np.abs(logs).sum()))
 
 
 @pytest.mark.parametrize("kind, row", [*zip(KINDS, ROWS, strict=True)])
@@ -196,16 +194,12 @@ def test_a_hidden_coin_is_in_the_mixtures(setting):
 
 @pytest.mark.parametrize(
     ("setting", "steps"),
-    fast_and_slow(
-        [(UNITS[1], 10.0), (UNITS[0], 500.0)], lambda _, steps: steps == 10.0
-    ),
+    fast_and_slow([(UNITS[1], 10.0), (UNITS[0], 500.0)], lambda _, n: n == 10.0),
 )
 def test_steps_with_a_hidden_coin_are_within_certified_ends(setting, steps):
     """Zeros of these mixtures' moments may lie close to the real axis."""
-    question, run = (
-        EpsilonAt(np.log([1e-5])),
-        Run((unit(*setting)[0],), (np.array([steps]),)),
-    )
+    question = EpsilonAt(np.log([1e-5]))
+    run = Run((unit(*setting)[0],), (np.array([steps]),))
     low, high = pld_bounds(question, run)
     answer = exact_answer(question, run, certify=False)
     assert low - 1e-9 <= answer.value <= high + 1e-9

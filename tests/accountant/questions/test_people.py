@@ -220,10 +220,9 @@ def test_a_lower_bound_of_sizes_never_costs_less() -> None:
 
 
 def test_a_small_class_does_not_hide_how_many_are_drawn_of_a_large_one() -> None:
-    design = jde.MultistageSampling(
-        P("class", sampling_probability=0.3), W("example", size=5)
-    )
-    fields = {"sampling": design, "people": Bounds(examples=4, classes=2)}
+    levels = P("class", sampling_probability=0.3), W("example", size=5)
+    fields: Any = {"people": Bounds(examples=4, classes=2)}
+    fields |= {"sampling": jde.MultistageSampling(*levels)}
     fields |= {"clip_unit": "example", "small_units": "keep"}
 
     def cost(*sizes: int) -> np.ndarray:
@@ -234,7 +233,7 @@ def test_a_small_class_does_not_hide_how_many_are_drawn_of_a_large_one() -> None
     assert cost(2, 10) > cost(10, 10)
 
 
-def users(rate: Any, chance: Any = 0.2, size: int = 8, **fields: Any):
+def users(rate: Any, chance: Any = 0.2, size: Any = 8, **fields: Any):
     """Poisson-sampled users, whose examples are clipped one by one."""
     coins = P("example", sampling_probability=chance, population=size)
     sampling = jde.MultistageSampling(P("user", sampling_probability=rate), coins)
@@ -256,6 +255,15 @@ def test_users_whose_examples_are_clipped_one_by_one(relation: str) -> None:
     one = users(0.05, size=1, neighboring_relation=relation)
     alone = jde.epsilon(sampled(0.01, 2.0), **run)
     assert jde.epsilon(one, **run) == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("relation", [ZERO, "add_remove", "replace_one"])
+def test_users_with_thousands_of_examples(relation: str) -> None:
+    """As expensive as 2,500 at a time, their mean."""
+    fields = {"noise_multiplier": [4.0, 1e4], "neighboring_relation": relation}
+    step = users(0.05, [1.0, 0.5], [1, 5_000], **fields)
+    mean, found = jde.epsilon(step, num_steps=3, delta=1e-6, method="rdp")
+    assert mean <= found <= 1.01 * mean
 
 
 def test_ends_of_users_whose_examples_are_clipped() -> None:
@@ -281,9 +289,8 @@ def test_epochs_share_the_noise_out_among_a_persons_units() -> None:
     coins = dataclasses.replace(step, sampling=P("example", sampling_probability=0.5))
     run = {"num_steps": 1, "delta": 1e-5}
     assert jde.epsilon(step, **run) == pytest.approx(jde.epsilon(coins, **run))
-    both = dataclasses.replace(
-        step, sampling=jde.ShuffledEpochs("example", steps_per_epoch=2)
-    )
+    shuffled = jde.ShuffledEpochs("example", steps_per_epoch=2)
+    both = dataclasses.replace(step, sampling=shuffled)
     gaussian = stats.norm.cdf(0.5 - 1) - math.e * stats.norm.cdf(-0.5 - 1)
     assert jde.delta(both, num_steps=1, epsilon=1.0) == pytest.approx(gaussian)
 

@@ -317,14 +317,11 @@ def privacy_profile(
         Run((loss,), (np.ones(1),)).refuse("exact")
         at_end = np.isinf(target) & ~loss.is_unprotected
         log_kept = np.where(loss.is_unprotected, 0.0, loss.log_kept())
-        found = []
-        for profile in _log_profiles(np.where(np.isinf(target), 1e300, target), loss):
-            profile = np.where(at_end, -np.inf, profile)
-            found.append(DeltaAt(target).with_failure(profile, log_kept))
-        if direction == "both":
-            every.append(np.maximum(*found))
-        else:
-            every.append(found[direction == "backward"])
+        profiles = _log_profiles(np.where(np.isinf(target), 1e300, target), loss)
+        both = direction == "both"
+        log_delta = np.maximum(*profiles) if both else profiles[direction == "backward"]
+        log_delta = np.where(at_end, -np.inf, log_delta)
+        every.append(DeltaAt(target).with_failure(log_delta, log_kept))
     least = np.minimum.reduce(np.broadcast_arrays(*every)).max(axis=-1)
     return shaped(np.exp(least), shape)
 

@@ -278,9 +278,8 @@ def _of_fixed_length(
 
     if np.isinf(epsilon):
         return budget([0.0] * len(before), 0.0)
-    different = dict.fromkeys(one for one, _ in before)
-    alone = {one: _noise(one, epsilon, delta, 1) for one in different}
-    noises = [alone[one] / math.sqrt(share) for one, share in before]
+    alone = functools.cache(lambda one: _noise(one, epsilon, delta, 1))
+    noises = [alone(one) / math.sqrt(share) for one, share in before]
     if not num_steps:
         # The squared shifts sum to that of the target, up to rounding.
         planned = budget([own * (1 + _SHARES) for own in noises], 1.0)

@@ -165,7 +165,7 @@ def undominated_paths(run: Run) -> np.ndarray:
     columns = _columns(run)
     if columns.shape[1] == 0:
         return np.arange(min(run.shape[-1], 1))
-    first, _ = _distinct(columns)
+    _, first = np.unique(columns, axis=0, return_index=True)
     # Ranks have the order of the numbers, are fast to compare and can be added: no
     # other path dominates the one with the largest sum.
     ranks = [np.unique(column, return_inverse=True)[1] for column in columns[first].T]
@@ -191,18 +191,18 @@ def rounded_up(run: Run, most: int) -> tuple[Run, np.ndarray, float]:
 
     Also the new path of each old one, and the largest relative increase of a rate.
     """
-    first, group = _distinct(_columns(run))
-    if len(first) <= most:
-        return run.take_paths(first), group, 0.0
-    spacing = _FINEST_SPACING
+    coarse, spacing, excess = run, 0.0, 0.0
     while True:
-        coarse = Run(tuple(_rounded(one, spacing) for one in run.losses), run.counts)
-        first, group = _distinct(_columns(coarse))
+        _, first, group = np.unique(
+            _columns(coarse), axis=0, return_index=True, return_inverse=True
+        )
         # From a spacing of 1024 every positive rate has become 1.
         if len(first) <= most or spacing > 1024:
-            excess = float(np.expm1(spacing)) if spacing < 700 else np.inf
-            return coarse.take_paths(first), group, excess + 2 * _ROUNDING_MARGIN
-        spacing *= _COARSER
+            return coarse.take_paths(first), group.reshape(-1), excess
+        spacing = spacing * _COARSER or _FINEST_SPACING
+        coarse = Run(tuple(_rounded(one, spacing) for one in run.losses), run.counts)
+        excess = float(np.expm1(spacing)) if spacing < 700 else np.inf
+        excess += 2 * _ROUNDING_MARGIN
 
 
 def _columns(run: Run) -> np.ndarray:
@@ -215,15 +215,6 @@ def _columns(run: Run) -> np.ndarray:
                 column = np.moveaxis(field, -1, 0).reshape(paths, -1)
                 parts.append(column[:, (column != column[:1]).any(axis=0)])
     return np.concatenate(parts, axis=1)
-
-
-def _distinct(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first row of each set of equal rows, and the set of each row."""
-    # `np.unique` of rows takes six times as long.
-    order = np.lexsort([np.zeros(len(columns)), *columns.T[::-1]])
-    is_first = np.ones(len(columns), bool)
-    is_first[1:] = (columns[order[1:]] != columns[order[:-1]]).any(axis=1)
-    return order[is_first], np.cumsum(is_first)[np.argsort(order)] - 1
 
 
 def _rounded(loss: PrivacyLoss, spacing: float) -> PrivacyLoss:

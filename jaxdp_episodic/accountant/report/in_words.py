@@ -48,8 +48,8 @@ def report_in_words(report: PrivacyReport) -> str:
     rows = {}
     for level, value in report.epsilon_by_level.items():
         if not isinstance(value, str):
-            run, how = report.level_runs[level], {"method": report.method}
-            rows[level] = _epsilon(value), *map(_percent, _attacks(run, **how))
+            shares = _attacks(report.level_runs[level], method=report.method)
+            rows[level] = _epsilon(value), *map(_percent, shares)
     lines = _opening(
         protected=report.protected,
         released=f"what the {sum(report.num_steps):,} steps of this run release",

@@ -182,9 +182,9 @@ def most_children_drawn(
         return np.asarray(scheme.size, np.int64)  # its population is a lower bound
     elif bound is None:
         raise ValueError(
-            f"level {scheme.name!r}: population must be a public upper bound on the "
-            "number of its units in one protected unit, because each of them is "
-            "clipped; got None"
+            f"level {scheme.name!r}: population must be a public upper bound on how "
+            "many of its units one protected unit can have, as each is clipped by "
+            "itself; got None"
         )
     elif np.any(np.less(bound, largest)):
         raise ValueError(

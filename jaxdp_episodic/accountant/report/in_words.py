@@ -67,7 +67,7 @@ def report_in_words(report: PrivacyReport) -> str:
         ]
     for level, reason in report.epsilon_by_level.items():
         if isinstance(reason, str):
-            lines += ["", f"No epsilon is known for one whole `{level}`: {reason}."]
+            lines += ["", f"No epsilon is known for one whole `{level}` ({reason})."]
     lines += _reversals(report)
     lines += _conditions(report.preconditions, report.warnings)
     return "\n".join(map(_filled, lines))

@@ -83,7 +83,7 @@ def test_ends_contain_the_gaussian_mechanism(steps, noise, epsilon, monkeypatch)
 
 def test_a_step_that_is_hardly_ever_drawn_widens_nothing():
     losses = tuple(loss("sampled", rate=r) for r in (1e-200, 0.01))
-    run = Run(losses, (np.full(1, 185.0),) * 2)
+    run = Run(losses, (np.array([5383.0]), np.array([185.0])))
     assert np.ptp(pld_bounds(epsilon_at(-11.5), run)) < 1e-3
 
 

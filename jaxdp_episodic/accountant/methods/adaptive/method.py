@@ -256,7 +256,7 @@ class Solver:
         before, work = math.inf, max(_MOST_WORK, _SURE_POINTS * self.transforms)
         for number in range(_MOST_REFINEMENTS):
             # Finer lattices do not help if rounding keeps the ends apart.
-            if number > 1 and self.width > _STALLED * before:
+            if number > 1 and self.width >= _STALLED * before:
                 return
             before = self.width
             lead, view = self.lead, self.views[self.lead]

@@ -148,9 +148,8 @@ def test_a_priced_run_of_quotas_may_come_after_options_beside_them():
     """Score; then b, chosen by the score; then search: more than the whole of a."""
 
     def geometric(noise, sensitivity=1):
-        release = jde.DiscreteLaplaceRelease(
-            noise, sensitivity=sensitivity, sampling_probability=0.5
-        )
+        how = {"sensitivity": sensitivity, "sampling_probability": 0.5}
+        release = jde.DiscreteLaplaceRelease(noise, **how)
         k = np.arange(-150, 151)
         masses = [np.exp(-noise * np.abs(k - at)) for at in (sensitivity, 0)]
         other, without = (m / m.sum() for m in masses)
@@ -161,11 +160,8 @@ def test_a_priced_run_of_quotas_may_come_after_options_beside_them():
         pair = [np.bincount(which, m, len(values)) for m in (with_unit, without)]
         return release, pair
 
-    menu = [
-        *(geometric(0.7, 2), _claim(1.0), _claim(0.5, 0.05)),
-        *(geometric(1.2), _claim(0.5)),
-    ]
-    (score, u, v, w, x), pairs = zip(*menu, strict=True)
+    menu = _claim(1.0), _claim(0.5, 0.05), geometric(1.2), _claim(0.5)
+    (score, u, v, w, x), pairs = zip(geometric(0.7, 2), *menu, strict=True)
     one = {"prices": {"u": 1, "v": 1}, "budget": 1}
     search = jde.AdaptiveRun({"u": u, "v": v}, **one)
     parts = {"score": score, "search": search}
@@ -189,9 +185,8 @@ def test_a_priced_run_of_quotas_may_come_after_options_beside_them():
 def test_an_odometer_and_a_target_with_runs_that_stay_open():
     """Of prices, and of quotas that holds one of prices, within prices."""
     rng = np.random.default_rng(9)
-    (plain, *parts), menu = zip(
-        *(_answer(rng, *z) for z in ((0.1,), (), ())), strict=True
-    )
+    answers = (_answer(rng, *z) for z in ((0.1,), (), ()))
+    (plain, *parts), menu = zip(*answers, strict=True)
     costs = (1, int(rng.integers(1, 3)))
     priced = {"prices": dict(zip("ab", costs, strict=True)), "budget": 2}
     inner = jde.AdaptiveRun(dict(zip("ab", parts, strict=True)), **priced)

@@ -301,6 +301,11 @@ def test_an_adaptive_run_with_prices_may_be_an_option():
         after.charge("run").taken_composed()
     with pytest.raises(NotImplementedError, match="blocks of an option that is a run"):
         priced(9, options, (4, 1), blocks={"run": 2}).epsilon(delta=1e-5)
+    # Quotas within quotas multiply.
+    game = priced(2, {"a": jde.ApproximateDP(0.5), "b": jde.ApproximateDP(0.2)}, (2, 1))
+    two, four = (jde.AdaptiveRun({"c": game}, quotas={"c": n}) for n in (2, 4))
+    both = jde.AdaptiveRun({"c": two}, quotas={"c": 2}).delta(epsilon=0.5)
+    assert both == pytest.approx(four.delta(epsilon=0.5), rel=1e-6)
 
 
 def test_an_empty_option_is_skipped():

@@ -270,8 +270,9 @@ def epoch_distribution(
 ) -> FinitePair:
     """Returns W of one setting as finitely many values, a bound in convex order."""
     found = lognormal_sum(round(steps), shift, above=above > 0)
+    values, masses = found.atoms()
     idle = slots - steps
-    ratio, masses = (idle + found.values) / slots, found.masses
+    ratio = (idle + values) / slots
     # What is truncated from P or Q is subtracted from both, and charged as infinite
     # loss.
     lost = max(found.lost, (found.infinite + idle * found.lost) / slots)
@@ -357,7 +358,13 @@ def _bounding_rows(
     # The rounding error of the pair's probabilities.
     value = value * (1 + GAIN_ROUNDING if above > 0 else 1 - GAIN_ROUNDING)
     infinite = float(value[-1])
-    return _rows_of(g, value, infinite), infinite
+    # The rows of the profile given a finite loss.
+    value = np.maximum(value - infinite, 0.0) / (1 - infinite)
+    slope = np.maximum(-np.diff(value) / np.diff(g), 0.0)
+    slope = np.maximum.accumulate(slope[::-1])[::-1]
+    gained = slope * np.diff(g.astype(np.longdouble))
+    scaled = g * np.append(slope[0], slope)
+    return (np.log(g), np.append(_summed_from(gained), 0.0), scaled), infinite
 
 
 def antipodal_pair(*fields: float) -> FinitePair:
@@ -446,16 +453,6 @@ def _convex(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         at_one = y[before] + share * (top[0] - y[before])
         x, top = np.append(1.0, x), np.append(at_one, top)
     return x, top
-
-
-def _rows_of(g: np.ndarray, value: np.ndarray, infinite: float) -> Rows:
-    """Returns the rows of the profile with these corners, given a finite loss."""
-    value = np.maximum(value - infinite, 0.0) / (1 - infinite)
-    slope = np.maximum(-np.diff(value) / np.diff(g), 0.0)
-    slope = np.maximum.accumulate(slope[::-1])[::-1]
-    gained = slope * np.diff(g.astype(np.longdouble))
-    scaled = g * np.append(slope[0], slope)
-    return np.log(g), np.append(_summed_from(gained), 0.0), scaled
 
 
 @dataclass(frozen=True)

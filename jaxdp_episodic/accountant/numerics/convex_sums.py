@@ -31,18 +31,33 @@ class Piece(NamedTuple):
 
     level: int
     first: int
-    masses: np.ndarray  # (..., n), of one measure or of many on the same lattice
-    moments: np.ndarray | None  # of cells: probability times value; None for points
+    # (1, ..., n) probabilities of points, or (2, ..., n) those of cells and their
+    # products with the values; of one measure or of many on the same lattice.
+    rows: np.ndarray
 
-    def part(self, i: int, j: int) -> Piece:
-        """Returns its points i to j - 1."""
-        moments = None if self.moments is None else self.moments[..., i:j]
-        return Piece(self.level, self.first + i, self.masses[..., i:j], moments)
+    @property
+    def masses(self) -> np.ndarray:
+        """The probabilities."""
+        return self.rows[0]
+
+    @property
+    def moments(self) -> np.ndarray:
+        """The probabilities times values, of cells."""
+        return self.rows[1]
 
     @property
     def size(self) -> int:
         """The number of points, or of cells."""
-        return self.masses.shape[-1]
+        return self.rows.shape[-1]
+
+    @property
+    def places(self) -> np.ndarray:
+        """The values of points."""
+        return (self.first + np.arange(self.size)) * 2.0**self.level
+
+    def part(self, i: int, j: int) -> Piece:
+        """Returns its points i to j - 1."""
+        return Piece(self.level, self.first + i, self.rows[..., i:j])
 
 
 @np.vectorize
@@ -51,28 +66,20 @@ def normal_tail(x: float) -> float:
     return 0.5 * math.erfc(x / math.sqrt(2))
 
 
-def places_of(piece: Piece) -> np.ndarray:
-    """Returns the values of the points."""
-    return (piece.first + np.arange(piece.size)) * 2.0**piece.level
+def atoms_of(pieces: Sequence[Piece]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns values and probabilities, (..., n); a cell is at its own mean."""
+    rows = np.concatenate([piece.rows for piece in pieces], axis=-1)
+    if len(rows) == 2:
+        return rows[1] / np.where(rows[0] > 0, rows[0], 1.0), rows[0]
+    places = np.concatenate([piece.places for piece in pieces])
+    return np.broadcast_to(places, rows[0].shape), rows[0]
 
 
-def moments_of(piece: Piece) -> np.ndarray:
-    """Returns the probability times value of cells."""
-    assert piece.moments is not None
-    return piece.moments
-
-
-def added_pieces(
-    a: Sequence[Piece], b: Sequence[Piece] | None
-) -> tuple[list[Piece], int]:
-    """Returns the sum of two independent distributions, and its roundings.
-
-    Each pair of pieces is added on the coarser lattice of the two; None for b is a
-    itself.
-    """
-    same = b is None
-    of_a = {piece.level: piece for piece in a}
-    of_b = of_a if b is None else {piece.level: piece for piece in b}
+def added_pieces(a: Sequence[Piece], b: Sequence[Piece]) -> tuple[list[Piece], float]:
+    """Returns the sum of two independent distributions, and its rounding error."""
+    # Each pair of pieces is added on the coarser lattice of the two.
+    same = a is b
+    of_a, of_b = ({piece.level: piece for piece in pieces} for pieces in (a, b))
     low_a: Piece | None = None
     low_b: Piece | None = None
     parts: list[Piece] = []
@@ -93,7 +100,7 @@ def added_pieces(
                 longest = max(longest, min(one.size, other.size))
         low_a = joined(low_a, own_a)
         low_b = low_a if same else joined(low_b, own_b)
-    return parts, longest + roundings + 8
+    return parts, UNIT * (longest + roundings + 8)
 
 
 def crowd(levels: int) -> int:
@@ -109,22 +116,17 @@ def coarser(piece: Piece | None, level: int) -> Piece | None:
         return coarser(coarser(piece, piece.level + _LEVELS_AT_ONCE), level)
     factor = 2 ** (level - piece.level)
     before = piece.first % factor
-    size, lead = piece.size, piece.masses.shape[:-1]
-    number, first = -(-(before + size) // factor), piece.first // factor
-
-    def rows(array: np.ndarray) -> np.ndarray:
-        padded = np.zeros((*lead, number * factor))
-        padded[..., before : before + size] = array
-        return padded.reshape(*lead, number, factor)
-
-    masses = rows(piece.masses)
-    if piece.moments is not None:
-        moments = rows(piece.moments).sum(axis=-1)
-        return Piece(level, first, masses.sum(axis=-1), moments)
+    number, first = -(-(before + piece.size) // factor), piece.first // factor
+    lead = piece.rows.shape[:-1]
+    padded = np.zeros((*lead, number * factor))
+    padded[..., before : before + piece.size] = piece.rows
+    rows = padded.reshape(*lead, number, factor)
+    if len(rows) == 2:
+        return Piece(level, first, rows.sum(axis=-1))
     share, spread = np.arange(factor) / factor, np.zeros((*lead, number + 1))
-    spread[..., :-1] = masses @ (1 - share)
-    spread[..., 1:] += masses @ share
-    return Piece(level, first, spread, None)
+    spread[..., :-1] = rows @ (1 - share)
+    spread[..., 1:] += rows @ share
+    return Piece(level, first, spread)
 
 
 def joined(a: Piece | None, b: Piece | None) -> Piece | None:
@@ -133,17 +135,11 @@ def joined(a: Piece | None, b: Piece | None) -> Piece | None:
         return b if a is None else a
     first = min(a.first, b.first)
     size = max(a.first + a.size, b.first + b.size) - first
-
-    def both(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        result = np.zeros((*x.shape[:-1], size))
-        result[..., a.first - first : a.first - first + a.size] += x
-        result[..., b.first - first : b.first - first + b.size] += y
-        return result
-
-    masses, moments = both(a.masses, b.masses), None
-    if a.moments is not None:
-        moments = both(a.moments, moments_of(b))
-    return Piece(a.level, first, masses, moments)
+    rows = np.zeros((*a.rows.shape[:-1], size))
+    for piece in (a, b):
+        start = piece.first - first
+        rows[..., start : start + piece.size] += piece.rows
+    return Piece(a.level, first, rows)
 
 
 def _convolved(a: Piece, b: Piece) -> Piece:
@@ -154,11 +150,12 @@ def _convolved(a: Piece, b: Piece) -> Piece:
             return np.convolve(x, y)
         return np.stack([np.convolve(*rows) for rows in zip(x, y, strict=True)])
 
-    mass, moment = each(a.masses, b.masses), None
-    if a.moments is not None:
+    rows = [each(a.masses, b.masses)]
+    if len(a.rows) == 2:
         moment = each(a.moments, b.masses)
-        moment += moment if a is b else each(a.masses, moments_of(b))
-    return Piece(a.level, a.first + b.first, mass, moment)
+        moment += moment if a is b else each(a.masses, b.moments)
+        rows.append(moment)
+    return Piece(a.level, a.first + b.first, np.stack(rows))
 
 
 # Spacing of points near the mean, in deviations of the logarithm; its largest value.
@@ -183,23 +180,18 @@ class ConvexOrderBound(NamedTuple):
     # place_error, is at least E f(X). For Y below, e^-mass_error E f(Y) is at most E
     # f(X).
 
-    values: np.ndarray  # (n,) increasing, >= 0
-    masses: np.ndarray  # (n,) probabilities; with ``lost`` they add up to about 1
+    count: int  # number of terms
+    pieces: list[Piece]  # of increasing level, each beginning where one ends
     lost: float  # further probability of 0
     infinite: float  # part of the mean at infinity
     mass_error: float  # *bounds* of rounding errors, see above
     place_error: float
 
-
-class _Distribution(NamedTuple):
-    """A distribution on pieces of increasing level, each beginning where one ends."""
-
-    count: int
-    pieces: list[Piece]
-    lost: float
-    infinite: float
-    mass_error: float
-    place_error: float
+    def atoms(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns values, (n,), and probabilities; with ``lost`` they are about 1."""
+        values, masses = atoms_of(self.pieces)
+        kept = masses > 0
+        return values[kept], masses[kept]
 
 
 class _Plan(NamedTuple):
@@ -223,19 +215,12 @@ def lognormal_sum(count: int, shift: float, *, above: bool) -> ConvexOrderBound:
     power, total, left = _one_term(plan), None, count
     while left:
         if left % 2:
-            total = power if total is None else _on_places(plan, *_added(total, power))
+            total = power if total is None else _on_places(plan, _added(total, power))
         left //= 2
         if left:
-            power = _on_places(plan, *_added(power, power))
+            power = _on_places(plan, _added(power, power))
     assert total is not None  # count >= 1
-    masses = np.concatenate([piece.masses for piece in total.pieces])
-    if above:
-        values = np.concatenate([places_of(piece) for piece in total.pieces])
-    else:
-        moments = np.concatenate([moments_of(piece) for piece in total.pieces])
-        values = moments / np.where(masses > 0, masses, 1.0)
-    kept = masses > 0
-    return ConvexOrderBound(values[kept], masses[kept], *total[2:])
+    return total
 
 
 def _panels(
@@ -266,7 +251,7 @@ def _panels(
     return panels
 
 
-def _one_term(plan: _Plan) -> _Distribution:
+def _one_term(plan: _Plan) -> ConvexOrderBound:
     """Returns one term, by quadrature of the normal density over each cell."""
     s = plan.shift
     low = math.exp(-s * (_FURTHEST + 0.5 * s))
@@ -284,69 +269,48 @@ def _one_term(plan: _Plan) -> _Distribution:
     ends = [math.log(value) / s + 0.5 * s for value in (places[0], places[-1])]
     ends = [-ends[0], ends[1], s - ends[0], ends[1] - s]
     under, over, under_mean, over_mean = normal_tail(ends).tolist()
-    base = _Distribution(1, [], 0.0, 0.0, _FIRST_ERROR, 4 * UNIT)
+    lost = infinite = 0.0
     if plan.above:
         rest = (density * -np.expm1(s * (part - width))).sum(axis=0) * places[1:]
-        masses = np.append(rest / gap, 0.0) + np.append(0.0, gain / gap)
+        rows = (np.append(rest / gap, 0.0) + np.append(0.0, gain / gap))[None]
         # Values above the last point are moved to it and to infinity.
-        masses[-1] += over
-        base = base._replace(lost=under, infinite=under_mean + over_mean)
-        return _cut_up(base, panels, masses, None)
-    masses = density.sum(axis=0)
-    moments = gain + start * masses
-    masses[0], moments[0] = masses[0] + under, moments[0] + under_mean
-    masses[-1], moments[-1] = masses[-1] + over, moments[-1] + over_mean
-    return _cut_up(base, panels, masses, moments)
+        rows[0, -1] += over
+        lost, infinite = under, under_mean + over_mean
+    else:
+        masses = density.sum(axis=0)
+        rows = np.stack([masses, gain + start * masses])
+        rows[:, 0] += under, under_mean
+        rows[:, -1] += over, over_mean
+    pieces = _cut_up(panels, rows)
+    return ConvexOrderBound(1, pieces, lost, infinite, _FIRST_ERROR, 4 * UNIT)
 
 
-def _cut_up(
-    base: _Distribution,
-    panels: list[tuple[int, int, int]],
-    masses: np.ndarray,
-    moments: np.ndarray | None,
-) -> _Distribution:
-    """Splits a distribution into panels; above, the last one has its end point too."""
+def _cut_up(panels: list[tuple[int, int, int]], rows: np.ndarray) -> list[Piece]:
+    """Splits rows into panels; of points, the last panel has its end too."""
     cuts = np.cumsum([number for *_, number in panels])[:-1]
-    rows = np.split(masses, cuts)
-    others = [None] * len(rows) if moments is None else np.split(moments, cuts)
-    pieces = [
-        Piece(level, first, mass, moment)
-        for (level, first, _), mass, moment in zip(panels, rows, others, strict=True)
-    ]
-    return base._replace(pieces=pieces)
+    parts = np.split(rows, cuts, axis=-1)
+    return [Piece(*panel[:2], part) for panel, part in zip(panels, parts, strict=True)]
 
 
-def _added(
-    a: _Distribution, b: _Distribution
-) -> tuple[np.ndarray, np.ndarray, _Distribution]:
-    """Returns values and probabilities of ``A + B``, and everything else."""
-    parts, operations = added_pieces(a.pieces, None if a is b else b.pieces)
-    masses = np.concatenate([part.masses for part in parts])
-    kept = masses > 0
-    values = np.concatenate([places_of(part) for part in parts])
-    rounded = UNIT * operations
-    place_error = max(a.place_error, b.place_error)
-    if a.pieces[0].moments is not None:
-        moments = np.concatenate([moments_of(part) for part in parts])
-        values = moments / np.where(kept, masses, 1.0)
-        place_error += 2 * rounded
+def _added(a: ConvexOrderBound, b: ConvexOrderBound) -> ConvexOrderBound:
+    """Returns the sum of two independent ones, in pieces of any order."""
+    pieces, rounded = added_pieces(a.pieces, b.pieces)
     # The sum is at 0 or infinity if one of the two is: the other's mean goes along.
-    means = [float(sum(p.masses @ places_of(p) for p in one.pieces)) for one in (a, b)]
-    base = _Distribution(
+    means = [float(sum(p.masses @ p.places for p in one.pieces)) for one in (a, b)]
+    moved = 2 * rounded if len(pieces[0].rows) == 2 else 0.0
+    return ConvexOrderBound(
         a.count + b.count,
-        [],
+        pieces,
         a.lost + b.lost,
         a.infinite + b.infinite + means[0] * b.lost + means[1] * a.lost,
         a.mass_error + b.mass_error + rounded,
-        place_error,
+        max(a.place_error, b.place_error) + moved,
     )
-    return values[kept], masses[kept], base
 
 
-def _on_places(
-    plan: _Plan, values: np.ndarray, masses: np.ndarray, base: _Distribution
-) -> _Distribution:
-    """Moves atoms to points, or into cells; negligible ends are left out."""
+def _on_places(plan: _Plan, base: ConvexOrderBound) -> ConvexOrderBound:
+    """Moves a sum to points, or into cells; negligible ends are left out."""
+    values, masses = base.atoms()
     # A stable sort makes use of runs that are sorted already.
     order = np.argsort(values, kind="stable")
     values, masses = values[order], masses[order]
@@ -379,9 +343,9 @@ def _on_places(
     base = base._replace(mass_error=base.mass_error + UNIT * crowd)
     moments = masses * values
     if not plan.above:
-        base = base._replace(place_error=base.place_error + 2 * UNIT * crowd)
-        together = np.bincount(cell, moments, total)
-        return _cut_up(base, panels, np.bincount(cell, masses, total), together)
+        rows = np.stack([np.bincount(cell, row, total) for row in (masses, moments)])
+        place_error = base.place_error + 2 * UNIT * crowd
+        return base._replace(pieces=_cut_up(panels, rows), place_error=place_error)
     under, over = values < starts[0], values >= top
     inside = ~(under | over)
     cell, share, rest = cell[inside], share[inside], masses[inside]
@@ -389,8 +353,8 @@ def _on_places(
     spread += np.bincount(cell + 1, rest * share, total + 1)
     spread[-1] += masses[over].sum()
     sent = moments[under].sum() + (moments[over] - top * masses[over]).sum()
-    base = base._replace(
+    return base._replace(
+        pieces=_cut_up(panels, spread[None]),
         lost=base.lost + float(masses[under].sum()),
         infinite=base.infinite + float(sent),
     )
-    return _cut_up(base, panels, spread, None)

@@ -24,12 +24,11 @@ from jaxdp_episodic.accountant.numerics.convex_sums import (
     WEIGHTS,
     Piece,
     added_pieces,
+    atoms_of,
     coarser,
     crowd,
     joined,
-    moments_of,
     normal_tail,
-    places_of,
 )
 
 _SIZES = (2, 4, 6, 8)  # numbers of interpolated points that are tried
@@ -218,10 +217,11 @@ def one_term(shift: float, tilt: np.ndarray, plan: Plan) -> LatticeSum:
         if plan.above:
             row = np.pad(rest[chosen], ((0, 0), (0, 1)))
             row[:, 1:] += gain[chosen]
-            pieces.append(Piece(k, first, row, None))
+            own = [row]
         else:
             moment = start[at : at + number_of] * masses[chosen] + gain[chosen]
-            pieces.append(Piece(k, first, masses[chosen], moment * 2.0**k))
+            own = [masses[chosen], moment * 2.0**k]
+        pieces.append(Piece(k, first, np.stack(own)))
         at += number_of
     term = LatticeSum(1, pieces, np.zeros(len(tilt)), error, 0.0)
     if plan.above:
@@ -251,7 +251,7 @@ def far_out(
     first = int(place.min())
     cells = np.zeros((2, len(mass), int(place.max()) - first + 1))
     cells[:, kept, place - first] = mass[kept], moment[kept]
-    return [Piece(level, first, *cells)]
+    return [Piece(level, first, cells)]
 
 
 def _cells(plan: Plan, low: int, high: int) -> list[tuple[int, int, int]]:
@@ -320,17 +320,10 @@ def sinh_sums(
 
 def _signed(total: LatticeSum, plan: Plan) -> list[SignedSumBound]:
     """Returns the bounds that distributions on lattices, or in cells, are."""
-    masses = np.concatenate([piece.masses for piece in total.pieces], axis=-1)
-    if plan.above:
-        points = np.concatenate([places_of(piece) for piece in total.pieces])
-        points = np.broadcast_to(points, masses.shape)
-    else:
-        moments = np.concatenate([moments_of(p) for p in total.pieces], axis=-1)
-        off = np.repeat(
-            [total.place_error * 2.0**piece.level for piece in total.pieces],
-            [piece.size for piece in total.pieces],
-        )
-        points = moments / np.where(masses > 0, masses, 1.0) - off
+    points, masses = atoms_of(total.pieces)
+    if not plan.above:
+        widths = [np.full(piece.size, 2.0**piece.level) for piece in total.pieces]
+        points = points - total.place_error * np.concatenate(widths)
     away = total.count * plan.center
     found = []
     for mass, point, infinite in zip(masses, points, total.infinite, strict=True):
@@ -348,11 +341,10 @@ def _signed(total: LatticeSum, plan: Plan) -> list[SignedSumBound]:
 
 def _added(a: LatticeSum, b: LatticeSum, plan: Plan) -> LatticeSum:
     """Returns the distribution of the sum of two independent ones."""
-    parts, operations = added_pieces(a.pieces, None if a is b else b.pieces)
-    rounded = UNIT * operations
+    parts, rounded = added_pieces(a.pieces, b.pieces)
     for i, piece in enumerate(parts):
         whole = piece.masses.sum()
-        if piece.moments is not None and whole > 0:
+        if not plan.above and whole > 0:
             # Renumbers cells so that they lie, on average, where their means are.
             label = (piece.masses @ (piece.first + np.arange(piece.size))).sum()
             drift = (piece.moments.sum() / 2.0**piece.level - label) / whole
@@ -412,16 +404,16 @@ def _at_ends(
     sent = 0.0
     for piece in outside:
         if not plan.above:
-            mass, moment = piece.masses.sum(axis=-1), moments_of(piece).sum(axis=-1)
+            mass, moment = piece.rows.sum(axis=-1)
             for cell in far_out(piece.level, mass, moment, half * 2**piece.level):
                 inside = joined(inside, cell)
             continue
-        at = places_of(piece) / 2.0**piece.level
-        end = piece.masses.sum(axis=-1, keepdims=True)
+        at = piece.places / 2.0**piece.level
+        end = piece.rows.sum(axis=-1, keepdims=True)
         side = half if at[0] > 0 else -half
         gap = piece.masses @ np.maximum(at - half, 0.0)
         sent += gap * 2.0**piece.level * (1 + 1e-9)
-        inside = joined(inside, Piece(piece.level, side, end, None))
+        inside = joined(inside, Piece(piece.level, side, end))
     return inside, sent
 
 
@@ -432,15 +424,14 @@ def _trimmed(piece: Piece, plan: Plan) -> tuple[Piece, np.ndarray | float]:
     if not len(kept):
         kept = np.array([int(np.argmax(most))])
     first, last = int(kept[0]), int(kept[-1])
-    kept = piece.part(first, last + 1)
+    inner = piece.part(first, last + 1)
     if not plan.above:
-        return kept, 0.0
-    masses = kept.masses.copy()
-    masses[:, 0] += piece.masses[:, :first].sum(axis=-1)
-    over = piece.masses[:, last + 1 :]
-    masses[:, -1] += over.sum(axis=-1)
+        return inner, 0.0
+    rows, over = inner.rows.copy(), piece.masses[:, last + 1 :]
+    rows[0, :, 0] += piece.masses[:, :first].sum(axis=-1)
+    rows[0, :, -1] += over.sum(axis=-1)
     sent = over @ np.arange(1, over.shape[-1] + 1) * 2.0**piece.level
-    return kept._replace(masses=masses), sent * (1 + 1e-9)
+    return inner._replace(rows=rows), sent * (1 + 1e-9)
 
 
 # --- Bounds of the profile D_t of random allocation under replace_one ---
@@ -490,6 +481,7 @@ class Node(NamedTuple):
     """A loss u = log g at which D is bounded from both sides."""
 
     u: float
+    log_d: float  # upper bound of log D
     below: SignedSumBound  # bounds of the distribution of S
     above: SignedSumBound
 
@@ -580,12 +572,12 @@ def _cell_bounds(
 def profile_bounds(steps: int, count: int, shift: float) -> tuple[np.ndarray, ...]:
     """Returns losses u, (n,) from 0, and bounds of D there, lower and upper."""
     profile = SignedProfile(steps, count, shift)
-    nodes, log_d = _nodes(profile)
+    nodes = _nodes(profile)
     rows = []
     for i, (a, b) in enumerate(itertools.pairwise(nodes)):
         end = i == len(nodes) - 2
-        fall = max(log_d[i] - log_d[i + 1], 0.0)
-        within = _allowed(profile, b.u, log_d[i], fall / (b.u - a.u))
+        fall = max(a.log_d - b.log_d, 0.0)
+        within = _allowed(profile, b.u, a.log_d, fall / (b.u - a.u))
         number = math.ceil(fall / (_FALL * math.sqrt(within)))
         number = min(max(number, _FEWEST_LOSSES), _MOST_LOSSES)
         u = np.linspace(a.u, b.u, number + 1)[: number + end]
@@ -600,11 +592,11 @@ def _allowed(profile: SignedProfile, u: float, log_d: float, slope: float) -> fl
     return _ERROR * looser * min(max(1.0, u * slope), _STEEPEST)
 
 
-def _nodes(profile: SignedProfile) -> tuple[list[Node], list[float]]:
-    """Returns nodes as far apart as the target allows, and upper bounds of log D."""
+def _nodes(profile: SignedProfile) -> list[Node]:
+    """Returns nodes as far apart as the target allows."""
     steps, count, shift = profile
     nodes: list[Node] = []
-    logs, gains, log_d, last = [0.0], [0.0, 0.0], 0.0, 0.0
+    gains, log_d, last = [0.0, 0.0], 0.0, 0.0
     u, step, cells = 0.0, 0.0, _FIRST_CELLS
     # Standard deviation of the loss for large noise.
     deviation = 2 * shift * math.sqrt(count) / steps
@@ -620,13 +612,13 @@ def _nodes(profile: SignedProfile) -> tuple[list[Node], list[float]]:
         for u, y, *sums in zip(places.tolist(), at, *every, strict=True):
             ends = zip(sums, (False, True), strict=True)
             gains = [float(one.gain(y[None], above=up)[0]) for one, up in ends]
-            log_d, last = math.log(gains[1]) + math.log(profile.scale(u)), logs[-1]
-            nodes.append(Node(u, *sums))
-            logs.append(log_d)
+            last = log_d
+            log_d = math.log(gains[1]) + math.log(profile.scale(u))
+            nodes.append(Node(u, log_d, *sums))
             # D decreases; bounds that increase again come from truncation.
             is_lost = last < _LEVELS[0] and log_d >= last
             if log_d < _LEAST_LOG_D or is_lost or len(nodes) >= _MOST_NODES:
-                return nodes, logs[1:]
+                return nodes
         # At g = 1 D decreases with slope (1 - D) / 2 in g.
         slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
         slope = max(slope, 1e-3)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from jaxdp_episodic.accountant.numerics.convex_sums import moments_of
 from jaxdp_episodic.accountant.numerics.signed_sums import (
     MEANS,
     bounds_between,
@@ -101,7 +100,7 @@ def test_mass_beyond_a_lattice_is_placed_at_most_at_its_mean():
         (piece,) = pieces
         known = min(mean, MEANS * widest)
         assert piece.first == round(known / 4)
-        assert moments_of(piece)[:, 0] == pytest.approx([0, known * 1e-3], rel=1e-15)
+        assert piece.moments[:, 0] == pytest.approx([0, known * 1e-3], rel=1e-15)
 
 
 # --- Polynomials through brackets of a mean of exponentials ---

@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Spec, spec_fields
+from jaxdp_episodic.accountant.describe.spec import (
+    AT_LEAST_ONE,
+    PROBABILITY,
+    Spec,
+    spec_fields,
+)
 
 # Names that no level may have. "step" is the clip unit of the whole step; the others
 # are privacy units that may be in many places of the tree, within `PersonBounds`.
@@ -74,10 +79,7 @@ class Poisson(LevelScheme):
     """
 
     rate_field = "sampling_probability"
-    numeric = {
-        "sampling_probability": _validation.probability_array,
-        "population": AT_LEAST_ONE,
-    }
+    numeric = {"sampling_probability": PROBABILITY, "population": AT_LEAST_ONE}
 
     name: str
     _: KW_ONLY

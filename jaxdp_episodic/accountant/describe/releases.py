@@ -12,6 +12,8 @@ from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
+    NONNEGATIVE,
+    PROBABILITY,
     Spec,
 )
 
@@ -76,10 +78,7 @@ class LaplaceRelease(Release):
       NotImplementedError: sampling under "replace_one".
     """
 
-    numeric = {
-        "noise_multiplier": _validation.nonnegative_array,
-        "sampling_probability": _validation.probability_array,
-    }
+    numeric = {"noise_multiplier": NONNEGATIVE, "sampling_probability": PROBABILITY}
     relations = NEIGHBORING_RELATIONS
     whole_if_replaced = True
 
@@ -105,10 +104,7 @@ class ApproximateDP(Release):
     Reference: Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
     """
 
-    numeric = {
-        "epsilon": _validation.nonnegative_array,
-        "delta": _validation.probability_array,
-    }
+    numeric = {"epsilon": NONNEGATIVE, "delta": PROBABILITY}
 
     epsilon: float | np.ndarray
     delta: float | np.ndarray = 0.0
@@ -130,7 +126,7 @@ class ZeroConcentratedDP(Release):
     Reference: Bun and Steinke (2016), arXiv:1605.02065, Definition 1.1, Lemma 2.4.
     """
 
-    numeric = dict.fromkeys(("rho", "xi"), _validation.nonnegative_array)
+    numeric = dict.fromkeys(("rho", "xi"), NONNEGATIVE)
     flags = ("is_gaussian",)
 
     rho: float | np.ndarray
@@ -167,10 +163,7 @@ class RenyiDP(Release):
       ValueError: different lengths, or orders that do not ascend.
     """
 
-    lists = {
-        "orders": _validation.order_or_inf_array,
-        "rdp": _validation.nonnegative_array,
-    }
+    lists = {"orders": _validation.order_or_inf_array, "rdp": NONNEGATIVE}
 
     orders: Any
     rdp: Any
@@ -196,10 +189,7 @@ class RandomizedResponse(Release):
       NotImplementedError: "add_remove", which would change the number of answers.
     """
 
-    singles = {
-        "noise_parameter": _validation.probability_array,
-        "num_buckets": AT_LEAST_ONE,
-    }
+    singles = {"noise_parameter": PROBABILITY, "num_buckets": AT_LEAST_ONE}
     relations = ("replace_one", "zero_out")
 
     noise_parameter: float
@@ -227,9 +217,9 @@ class DiscreteLaplaceRelease(Release):
     """
 
     singles = {
-        "noise_parameter": _validation.nonnegative_array,
+        "noise_parameter": NONNEGATIVE,
         "sensitivity": AT_LEAST_ONE,
-        "sampling_probability": _validation.probability_array,
+        "sampling_probability": PROBABILITY,
     }
     relations = NEIGHBORING_RELATIONS
     whole_if_replaced = True
@@ -270,15 +260,12 @@ class GaussianMixtureRelease(Release):
     Reference: Choquette-Choo, Ganesh, Steinke, Thakurta (2023), arXiv:2310.15526.
     """
 
-    singles = {
-        "standard_deviation": _validation.nonnegative_array,
-        "sampling_probability": _validation.probability_array,
-    }
+    singles = {"standard_deviation": NONNEGATIVE, "sampling_probability": PROBABILITY}
     lists = {
         "sensitivities": _validation.reals(
             "be >= 0 and finite", lambda a: (a >= 0) & np.isfinite(a)
         ),
-        "probabilities": _validation.probability_array,
+        "probabilities": PROBABILITY,
     }
     relations = ("add_remove", "zero_out")
 
@@ -313,8 +300,8 @@ class TruncatedPoissonRelease(Release):
     """
 
     numeric = {
-        "noise_multiplier": _validation.nonnegative_array,
-        "sampling_probability": _validation.probability_array,
+        "noise_multiplier": NONNEGATIVE,
+        "sampling_probability": PROBABILITY,
         "batch_size": AT_LEAST_ZERO,
         "population": AT_LEAST_ONE,
     }

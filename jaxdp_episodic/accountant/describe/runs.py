@@ -452,10 +452,8 @@ class Menu(Spec):
         for name in ("quotas", "prices", "blocks"):
             self._set_numbers(name, minimum=0 if name == "quotas" else 1)
         if self.prices is not None and self.budget is not None:
-            budget = _validation.whole_number(
-                "budget", self.budget, maximum=MOST_BUDGET
-            )
-            object.__setattr__(self, "budget", budget)
+            most = _validation.whole_number("budget", self.budget, maximum=MOST_BUDGET)
+            object.__setattr__(self, "budget", most)
         taken = dict.fromkeys(options, 0)
         if self.taken:
             self._set_numbers("taken", minimum=0, partial=True)

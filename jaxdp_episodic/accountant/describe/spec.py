@@ -69,11 +69,12 @@ class Spec(ByValue):
     def check_fields(self) -> None:
         """Checks each field by itself, and that the numeric ones broadcast."""
         for name, check in self.numeric.items():
-            if not _validation.is_traced(getattr(self, name)):
-                optional = getattr(type(self), name, ...) is None  # its default
-                set_checked(self, check, name, optional=optional)
+            value, default = getattr(self, name), getattr(type(self), name, ...)
+            is_omitted = value is None and default is None
+            if not (is_omitted or _validation.is_traced(value)):
+                set_checked(self, check, name)
         for name, check in self.singles.items():
-            set_checked(self, check, name, one=True)
+            set_checked(self, functools.partial(_validation.one, check=check), name)
         lists = {
             name: check(name, getattr(self, name)) for name, check in self.lists.items()
         }
@@ -147,11 +148,8 @@ def mapped(
     *,
     checked: bool = True,
 ) -> Any:
-    """Returns the spec with a function applied to every numeric field.
-
-    The function gets the field's path and its value. Without ``checked`` the results
-    need not be numbers.
-    """
+    """Returns the spec with ``function(path, value)`` in place of each number."""
+    # Without `checked` the results need not be numbers.
 
     def inside(value: Any, place: str) -> Any:
         return mapped(value, function, place, checked=checked)
@@ -229,19 +227,15 @@ def frozen_number(array: np.ndarray) -> Any:
     return array
 
 
-def set_checked(
-    spec: Any, check: Check, *names: str, one: bool = False, optional: bool = False
-) -> None:
+def set_checked(spec: Any, check: Check, *names: str) -> None:
     """Replaces fields of a frozen spec by their checked values."""
     for name in names:
-        value = getattr(spec, name)
-        if value is None and optional:
-            continue
-        array = np.array(check(name, value))
-        checked = _validation.single(name, array) if one else frozen_number(array)
-        object.__setattr__(spec, name, checked)
+        array = np.array(check(name, getattr(spec, name)))
+        object.__setattr__(spec, name, frozen_number(array))
 
 
+NONNEGATIVE = _validation.nonnegative_array
+PROBABILITY = _validation.probability_array
 AT_LEAST_ZERO = functools.partial(_validation.integer_array, minimum=0)
 AT_LEAST_ONE = functools.partial(_validation.integer_array, minimum=1)
 

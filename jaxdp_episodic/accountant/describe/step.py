@@ -252,25 +252,19 @@ class GaussianStep(Spec):
     def __post_init__(self) -> None:
         object.__setattr__(self, "sampling", checked_sampling(self.sampling))
         self.check_fields()
-        _validation.choice(
-            "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
-        )
+        relation = self.neighboring_relation
+        _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
         vars(self).update(
             clip_unit=checked_clip_unit(self.design, self.clip_unit),
             privacy_unit=checked_privacy_unit(self.design, self.privacy_unit),
         )
-        check_people(
-            self.design,
-            self.people,
-            str(self.privacy_unit),
-            self.population,
-            self.neighboring_relation,
-        )
-        default = "error" if self.neighboring_relation == "replace_one" else "keep"
+        unit = str(self.privacy_unit)
+        check_people(self.design, self.people, unit, self.population, relation)
         if self.small_units is None:
+            default = "error" if relation == "replace_one" else "keep"
             object.__setattr__(self, "small_units", default)
         _validation.choice("small_units", self.small_units, SMALL_UNITS)
-        if self.neighboring_relation == "add_remove" and self.small_units == "error":
+        if relation == "add_remove" and self.small_units == "error":
             raise ValueError(
                 "small_units must be 'keep' under add_remove, got 'error': refusing a "
                 "unit because of its size would reveal who is in it"

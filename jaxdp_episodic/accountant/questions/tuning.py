@@ -71,7 +71,7 @@ class NegativeBinomialTrials(Spec):
 
     def check_values(self) -> None:
         """Refuses a mean that no distribution with this eta has."""
-        reachable = _mean(np.full(self.shape, _LARGEST_LOG), np.asarray(self.eta))
+        reachable = _mean(np.full(self.shape, _LARGEST_LOG), self.eta)
         if np.any(reachable < self.expected_runs):
             raise ValueError(
                 f"expected_runs must be at most {float(np.min(reachable)):.3g} with "
@@ -82,17 +82,16 @@ class NegativeBinomialTrials(Spec):
     def log_inverse_gamma(self) -> np.ndarray:
         """``log(1/gamma)`` of the distribution, >= 0."""
         low, high = np.zeros(self.shape), np.full(self.shape, _LARGEST_LOG)
-        eta, wanted = np.asarray(self.eta, np.float64), np.asarray(self.expected_runs)
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
-            within = _mean(middle, eta) <= wanted
+            within = _mean(middle, self.eta) <= self.expected_runs
             low, high = np.where(within, middle, low), np.where(within, high, middle)
         return np.asarray(low)
 
     @property
     def mean(self) -> np.ndarray:
         """The mean for this ``log_inverse_gamma``: ``expected_runs`` up to rounding."""
-        return _mean(self.log_inverse_gamma, np.asarray(self.eta, np.float64))
+        return _mean(self.log_inverse_gamma, self.eta)
 
     def draw(self, generator: np.random.Generator) -> int:
         """Returns one number of runs; all fields must be scalars."""
@@ -118,11 +117,11 @@ class NegativeBinomialTrials(Spec):
 Trials = PoissonTrials | NegativeBinomialTrials
 
 
-def _mean(x: np.ndarray, eta: np.ndarray) -> np.ndarray:
+def _mean(x: np.ndarray, eta: ArrayLike) -> np.ndarray:
     """Mean ``eta (1-gamma) / (gamma (1 - gamma^eta))``, including its limits."""
     tiny = x < 1e-300
     safe_x = np.where(tiny, 1.0, x)
-    product = eta * safe_x
+    product = np.asarray(eta, np.float64) * safe_x
     flat = np.abs(product) < 1e-300
     safe = np.where(flat, 1.0, product)
     with np.errstate(over="ignore"):  # inf exceeds the largest mean

@@ -44,8 +44,6 @@ from jaxdp_episodic.files.json_file import plain
 SCHEMA_VERSION = 1
 CONDITIONS = "It holds if (nothing checks this)"
 _WIDTH = 88  # characters per line
-
-
 _QUANTILES = {
     "min": 0.0,
     "5%": 0.05,
@@ -248,15 +246,15 @@ def privacy_report(
             "per_unit=True needs a step with a Population whose units are protected"
         )
     first = run.gaussian_steps[0]
-    either = PersonBounds | None
-    _validation.instance("people", people, either, "a PersonBounds or None")
-    if people is not None and first.privacy_unit == PERSON:
-        raise ValueError(
-            f"people must be None with privacy_unit={PERSON!r}: the step has its own, "
-            f"got {people!r}"
-        )
-    if people is not None and people.shape:
-        raise ValueError(f"people must be bounds of one setting, got {people!r}")
+    if people is not None:
+        _validation.instance("people", people, PersonBounds, "a PersonBounds or None")
+        if first.privacy_unit == PERSON:
+            raise ValueError(
+                f"people must be None with privacy_unit={PERSON!r}: the step has its "
+                f"own, got {people!r}"
+            )
+        if people.shape:
+            raise ValueError(f"people must be bounds of one setting, got {people!r}")
     spent, worst, distribution = _epsilon(run, target, method), None, None
     if first.privacy_unit not in OWNED:
         accounted = runs_of(run, None)
@@ -311,11 +309,7 @@ def _path_epsilons(
     blocks = -(-len(paths) // _NOT_COMPILED) if len(paths) < _COMPILED_PATHS else 1
     found = []
     for some in np.array_split(paths, blocks):
-        rows = []
-        for run in runs:
-            losses = run.take_paths(some).losses
-            columns = (loss.map(lambda f: np.reshape(f, (-1, 1))) for loss in losses)
-            rows.append(Run(tuple(columns), run.counts))
+        rows = [run.take_paths(some).with_axis() for run in runs]
         values = path_rows.answer(EpsilonAt(np.log(delta)), rows, method).value
         found.append(np.broadcast_to(values, some.shape))
     return np.concatenate(found)
@@ -337,9 +331,7 @@ def _worst_path(
     if len(front) > 1:
         most = int(front[np.argmax(_path_epsilons(accounted, front, delta, method))])
     step = _tree_step(run)
-    multiplicity = (
-        np.ones(1, np.int64) if step is None else step.path_rates.multiplicity
-    )
+    multiplicity = (step or run.gaussian_steps[0]).path_rates.multiplicity
     equal = functools.reduce(
         np.intersect1d, (path_rows.equal_paths(one, most) for one in accounted)
     )

@@ -369,7 +369,7 @@ def _unprotected_levels(
             found.append(
                 f"{single}; that of a person ({whose}) is {most}, if nobody owns more"
             )
-    if coarser and unit != PERSON:
+    if coarser:
         is_known = any(isinstance(epsilon_by_level[level], float) for level in coarser)
         found.append(
             f"epsilon protects a single {unit!r}, not a whole "

@@ -192,8 +192,9 @@ def broadcast_shape(**arrays: Any) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(*map(np.shape, arrays.values()))
     except ValueError:
-        shapes = ", ".join(f"{name}: {np.shape(a)}" for name, a in arrays.items())
-        raise ValueError(f"shapes do not broadcast together: {shapes}") from None
+        shapes = {name: np.shape(a) for name, a in arrays.items() if np.shape(a)}
+        text = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
+        raise ValueError(f"shapes do not broadcast together: {text}") from None
 
 
 def is_traced(value: Any) -> bool:

@@ -43,18 +43,19 @@ class Release(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        relation, covered, how = self.neighboring_relation, self.relations, ""
+        relation, covered, how, also = self.neighboring_relation, self.relations, "", ""
         if not covered:
             return
         _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
         if self.whole_if_replaced and not self.is_traced:
             if np.any(np.less(getattr(self, "sampling_probability", 1), 1)):
                 how = " and a sampling_probability below 1"
+                also = ", and 'replace_one' with sampling_probability=1"
                 covered = tuple(name for name in covered if name != "replace_one")
         if relation not in covered:
             raise NotImplementedError(
                 f"{type(self).__name__} with neighboring_relation={relation!r}{how} "
-                f"has no theorem here; covered: {covered}"
+                f"has no theorem here; covered: {covered}{also}"
             )
 
 

@@ -318,8 +318,8 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 59_700,
-    "jaxdp_episodic/accountant/describe": 3_643,
+    "jaxdp_episodic": 59_679,
+    "jaxdp_episodic/accountant/describe": 3_622,
     "jaxdp_episodic/accountant/losses": 4_747,
     "jaxdp_episodic/accountant/methods": 5_520,
     "jaxdp_episodic/accountant/numerics": 2_997,

@@ -483,19 +483,16 @@ class GroupedClasses(Design):
         classes = self.classes
         if classes is None:
             return
-        if classes.population is not None and np.any(
-            np.not_equal(classes.population, self.num_classes)
-        ):
+        number, size = classes.population, getattr(classes, "size", self.ways)
+        if number is not None and np.any(np.not_equal(number, self.num_classes)):
             raise ValueError(
                 "classes must have population=None or num_classes, got "
-                f"population={classes.population!r}, num_classes={self.num_classes!r}"
+                f"population={number!r}, num_classes={self.num_classes!r}"
             )
-        if isinstance(classes, WithoutReplacement) and np.any(
-            np.less(classes.size, self.ways)
-        ):
+        if np.any(np.less(size, self.ways)):
             raise ValueError(
                 "classes must sample at least `ways` classes to form an episode; "
-                f"got size={classes.size!r}, ways={self.ways!r}"
+                f"got size={size!r}, ways={self.ways!r}"
             )
 
     @functools.cached_property

@@ -17,6 +17,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     PeopleBlocks,
     Poisson,
     RandomAllocation,
+    Sampling,
     Scheme,
     WithoutReplacement,
 )
@@ -103,8 +104,7 @@ def path_rates(
 
 
 def inclusion_rates(
-    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes | PeopleBlocks,
-    population: Population | None = None,
+    sampling: Sampling, population: Population | None = None
 ) -> np.ndarray:
     """Returns the probability that a unit of the last level takes part in a step.
 
@@ -126,10 +126,7 @@ def inclusion_rates(
     return inclusion[..., 0][()] if population is None else np.array(inclusion)
 
 
-def inclusion_along(
-    levels: PathRates,
-    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes | PeopleBlocks,
-) -> np.ndarray:
+def inclusion_along(levels: PathRates, sampling: Sampling) -> np.ndarray:
     """Returns the (..., P) probability that a unit of the last level takes part."""
     inclusion = functools.reduce(np.multiply, levels.rates)
     if isinstance(sampling, IndependentEpisodes):

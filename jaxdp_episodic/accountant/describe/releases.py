@@ -29,12 +29,9 @@ class Release(Spec):
     A release has no privacy unit: its guarantee holds for the units that the rest of
     the run protects. The fields in ``numeric`` may be arrays. A release without such
     fields is always a single setting.
-
-    Attributes:
-      neighboring_relation: the relation of the guarantee; None means that of the rest
-        of the run.
     """
 
+    # The relation of the guarantee; None means that of the rest of the run.
     neighboring_relation: str | None = None
     # Relations covered by a theorem; () if the release has no relation.
     relations: ClassVar[tuple[str, ...]] = ()

@@ -211,12 +211,7 @@ def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any
     def at_index(_: str, value: Any) -> Any:
         return np.broadcast_to(value, shape)[index] if np.ndim(value) else value
 
-    one = mapped(spec, at_index)
-    if isinstance(one, Spec) and one.shape != ():
-        raise NotImplementedError(
-            f"settings of a {type(spec).__name__} cannot be separated"
-        )
-    return one
+    return mapped(spec, at_index)
 
 
 def frozen_number(array: np.ndarray) -> Any:
@@ -345,10 +340,7 @@ def _check_keys(cls: Any, fields: Mapping[Any, Any], where: str) -> None:
             hint = _validation.nearest(key, known) or f"; the keys are {known}"
             raise ValueError(f"{where}: unknown key {_validation.shown(key)}{hint}")
     for field in dataclasses.fields(cls):
-        required = (
-            field.default is dataclasses.MISSING
-            and field.default_factory is dataclasses.MISSING
-        )
+        required = field.default is field.default_factory is dataclasses.MISSING
         if field.compare and required and field.name not in fields:
             options = cls.choices.get(field.name)
             rule = f", which must be one of {options}" if options else ""

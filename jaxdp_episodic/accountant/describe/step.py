@@ -151,13 +151,9 @@ def in_group(
         _validation.is_traced(scheme.population)
         or np.any(np.mod(scheme.population, count))
     )
-    return design.with_scheme(
-        dataclasses.replace(
-            scheme,
-            population=_part(scheme.population, count, level, scheme.size),
-            population_is_exact=exact,
-        )
-    )
+    part = _part(scheme.population, count, level, scheme.size)
+    scheme = dataclasses.replace(scheme, population=part, population_is_exact=exact)
+    return design.with_scheme(scheme)
 
 
 def _part(number: Any, count: int, level: str, least: Any) -> Any:

@@ -328,15 +328,14 @@ def _everybody_drawn(level_runs: Mapping[str, ComposedSteps]) -> list[str]:
     for level, run in level_runs.items():
         for number, part in enumerate(run.gaussian_steps, start=1):
             where = f"step {number}: " if len(run.gaussian_steps) > 1 else ""
-            clips = zip(part.level_names_used, part.path_rates.clipped, strict=True)
-            for name, clipped in clips:
+            units, clips = part.path_rates.multiplicity, part.path_rates.clipped
+            for name, clipped in zip(part.level_names_used, clips, strict=True):
                 of_whom = ""
                 if part.population is not None:
-                    units = part.path_rates.multiplicity
-                    number = int(units[np.broadcast_to(clipped, units.shape)].sum())
+                    most = int(units[np.broadcast_to(clipped, units.shape)].sum())
                     of_whom = (
-                        f", on the paths of {number} of {units.sum()} {level!r} units"
-                        if number
+                        f", on the paths of {most} of {units.sum()} {level!r} units"
+                        if most
                         else ", but only for units that join an empty parent"
                     )
                 if np.any(clipped):

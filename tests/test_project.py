@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 59_679,
+    "jaxdp_episodic": 59_678,
     "jaxdp_episodic/accountant/describe": 3_622,
     "jaxdp_episodic/accountant/losses": 4_747,
     "jaxdp_episodic/accountant/methods": 5_520,
@@ -326,7 +326,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/questions": 5_627,
     "jaxdp_episodic/accountant/bounds": 1_747,
     "jaxdp_episodic/accountant/interop": 1_601,
-    "jaxdp_episodic/accountant/report": 1_208,
+    "jaxdp_episodic/accountant/report": 1_207,
     "jaxdp_episodic/trainer/data": 3_438,
     "jaxdp_episodic/trainer/draw": 1_409,
     "jaxdp_episodic/trainer/config": 1_315,

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.allocated_moments import (
     antipodal_excess,
+    lower_hull,
     sum_excess,
 )
 from jaxdp_episodic.accountant.losses.excess import excess_of, log_excess_of_atoms
@@ -433,22 +434,12 @@ def _below_chords(
 def _convex(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the corners of the convex hull from below of points and mirror images."""
     z, y = _mirrored(g, value)
-    corners: list[int] = []
-    places, values = z.tolist(), y.tolist()
-    for i, (place, top) in enumerate(zip(places, values, strict=True)):
-        while len(corners) > 1:
-            a, b = corners[-2:]
-            rise, run = values[b] - values[a], places[b] - places[a]
-            if rise * (place - places[b]) < (top - values[b]) * run:
-                break
-            corners.pop()
-        if not corners or place > places[corners[-1]]:
-            corners.append(i)
-    kept = np.array([i for i in corners if i >= len(g) - 1])
+    corners = lower_hull(z, y)
+    kept = corners[corners >= len(g) - 1]
     # g = 1 need not be a corner
     x, top = z[kept], y[kept]
     if x[0] > 1:
-        before = max(i for i in corners if z[i] < 1)
+        before = corners[z[corners] < 1][-1]
         share = (1 - z[before]) / (x[0] - z[before])
         at_one = y[before] + share * (top[0] - y[before])
         x, top = np.append(1.0, x), np.append(at_one, top)

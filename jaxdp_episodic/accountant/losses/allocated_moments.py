@@ -193,16 +193,24 @@ def _drawn_moments(
         cap = math.log(r) + log_expm1(2 * s * s * orders * (orders - 1.0))
         bounds = np.minimum(drawn, np.logaddexp(0.0, cap))
     # Log-moments are convex in the order, so chords between bounds are bounds.
-    kept = [(0.0, 0.0)]
-    for z, value in zip((orders - 1).tolist(), bounds.tolist(), strict=True):
-        while len(kept) > 1:
-            (a, at_a), (b, at_b) = kept[-2:]
-            if (at_b - at_a) * (z - b) < (value - at_b) * (b - a):
+    points, values = np.append(0.0, orders - 1.0), np.append(0.0, bounds)
+    kept = lower_hull(points, values)
+    return points[kept], values[kept]
+
+
+def lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Returns which points are corners of their convex hull from below; x ascends."""
+    corners: list[int] = []
+    x, y = x.tolist(), y.tolist()
+    for i in range(len(x)):
+        while len(corners) > 1:
+            a, b = corners[-2:]
+            if (y[b] - y[a]) * (x[i] - x[b]) < (y[i] - y[b]) * (x[b] - x[a]):
                 break
-            kept.pop()
-        kept.append((float(z), value))
-    points, values = np.array(kept).T
-    return points, values
+            corners.pop()
+        if not corners or x[i] > x[corners[-1]]:
+            corners.append(i)
+    return np.array(corners)
 
 
 def _orders(size: int) -> np.ndarray:

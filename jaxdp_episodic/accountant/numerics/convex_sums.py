@@ -230,18 +230,14 @@ def _panels(
     # The spacing is at most core until far times the distance from the mean is larger:
     # a large term stays on its lattice while others are added.
     core, far = plan.core, plan.far
-
-    def reached(width: float) -> float:
-        """The value from which the spacing may be as large as this."""
-        near = width / relative if width <= core else math.inf
-        return min(near, mean + width / far)
-
     widest = max(min(relative * low, core), far * (low - mean))
     level = math.floor(math.log2(widest))
     panels, at = [], math.floor(low / 2.0**level) * 2.0**level
     while at < high:
         width, wider = 2.0**level, 2.0 ** (level + 1)
-        end = math.ceil(reached(wider) / wider) * wider
+        # From here on the spacing may be twice as large.
+        near = wider / relative if wider <= core else math.inf
+        end = math.ceil(min(near, mean + wider / far) / wider) * wider
         if end >= high:
             end = math.ceil(high / width) * width
         number = round((end - at) / width)
@@ -327,10 +323,8 @@ def _on_places(plan: _Plan, base: ConvexOrderBound) -> ConvexOrderBound:
     relative = min(_SPACING * max(deviation, 1e-9), _WIDEST_SPACING)
     low, high = float(values[begin]), float(values[end - 1])
     panels = _panels(low, high, relative, float(base.count), plan)
-    widths = np.array([2.0**level for level, *_ in panels])
-    firsts = np.array([first for _, first, _ in panels], np.float64)
-    numbers = np.array([number for *_, number in panels])
-    before = np.cumsum(numbers) - numbers
+    levels, firsts, numbers = np.array(panels).T
+    widths, before = 2.0**levels, np.cumsum(numbers) - numbers
     total, starts = int(numbers.sum()), firsts * widths
     top = (firsts[-1] + numbers[-1]) * widths[-1]
     panel = np.clip(np.searchsorted(starts, values, side="right") - 1, 0, None)

@@ -151,18 +151,13 @@ def planned(
     last *= max(away, 8 * of_sum)
     largest = math.sinh(shift * max(shift - tilt + _BEYOND_MEAN, 0.0))
     last = max(last, 2 * largest) / (others * unit)
-    top = max(math.ceil(math.log2(last)), base + level_gap(finest, others))
+    top = max(math.ceil(math.log2(last)), base + 1)
     return Plan(above, finest, others, threshold / count, unit, top)
 
 
 def base_level(count: int) -> int:
     """Returns the level of a sum's finest lattice: cells widen with its deviation."""
     return (count.bit_length() - 1) // 2
-
-
-def level_gap(finest: int, others: int) -> int:
-    """Returns the number of levels from the finest lattice to the second one."""
-    return (2 * finest // others).bit_length() - 1
 
 
 def one_term(shift: float, tilt: np.ndarray, plan: Plan) -> LatticeSum:
@@ -268,7 +263,7 @@ def _cells(plan: Plan, low: int, high: int) -> list[tuple[int, int, int]]:
                 rows.append((level, first // size, number))
             if last < outer or end <= outer:
                 break
-            level = level + 1 if level else level_gap(plan.finest, plan.others)
+            level += 1
             inner, outer = outer, plan.others * 2**level
     return under[::-1] + over
 
@@ -362,11 +357,9 @@ def _added(a: LatticeSum, b: LatticeSum, plan: Plan) -> LatticeSum:
 def _on_levels(total: LatticeSum, plan: Plan) -> LatticeSum:
     """Moves what lies outside of its lattice's range to the next lattice."""
     base = base_level(total.count)
-    second = base + level_gap(plan.finest, plan.others)
     left: dict[int, list[Piece]] = {}
     for piece in total.pieces:
-        level = base if piece.level <= base else max(piece.level, second)
-        left.setdefault(level, []).append(piece)
+        left.setdefault(max(piece.level, base), []).append(piece)
     pieces, infinite, operations = [], total.infinite, 0
     while left:
         level = min(left)
@@ -389,7 +382,7 @@ def _on_levels(total: LatticeSum, plan: Plan) -> LatticeSum:
         if inside is not None:
             pieces.append(inside)
         for piece in outside:
-            left.setdefault(max(level + 1, second), []).append(piece)
+            left.setdefault(level + 1, []).append(piece)
     rounded = UNIT * (operations + 40)
     place_error = total.place_error + 8 * MEANS * rounded * plan.finest
     return LatticeSum(

@@ -143,10 +143,7 @@ def _uses(step: OneStep, num_steps: ArrayLike) -> list[Uses]:
     if isinstance(scheme, ShuffledEpochs):
         # An epoch that has begun costs as much as a complete one.
         count = np.ceil(count / column(scheme.steps_per_epoch))
-    uses = []
-    for pair in _pairs(step):
-        uses.append([(pair, count)])
-    return uses
+    return [[(pair, count)] for pair in _pairs(step)]
 
 
 # --- The table of designs ---

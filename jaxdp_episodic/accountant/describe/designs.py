@@ -184,6 +184,8 @@ class ShuffledEpochs(LevelScheme):
 
     rate_field = "steps_per_epoch"
     numeric = {"steps_per_epoch": AT_LEAST_ONE}
+    # Steps of an epoch in which a unit takes part.
+    times: ClassVar[int] = 1
 
     name: str
     _: KW_ONLY
@@ -569,6 +571,5 @@ def epoch_scheme(sampling: Sampling) -> EpochScheme | None:
 def block_lengths(scheme: EpochScheme) -> np.ndarray:
     """Returns the steps in each block of an epoch, in order."""
     steps = int(np.asarray(scheme.steps_per_epoch))
-    is_allocated = isinstance(scheme, RandomAllocation)
-    times = int(np.asarray(scheme.times)) if is_allocated else 1
+    times = int(np.asarray(scheme.times))
     return np.full(times, steps // times) + (np.arange(times) < steps % times)

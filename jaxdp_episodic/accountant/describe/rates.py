@@ -16,7 +16,6 @@ from jaxdp_episodic.accountant.describe.designs import (
     MultistageSampling,
     PeopleBlocks,
     Poisson,
-    RandomAllocation,
     Sampling,
     Scheme,
     WithoutReplacement,
@@ -207,9 +206,8 @@ def _level_rates(
         return rate, group, None, False
     if isinstance(scheme, EpochScheme):
         steps = np.asarray(scheme.steps_per_epoch, np.float64)
-        times = scheme.times if isinstance(scheme, RandomAllocation) else 1
         # A unit picks one step of each block: the shortest block has the largest rate.
-        return 1 / np.floor_divide(steps, times)[..., None], group, None, False
+        return 1 / np.floor_divide(steps, scheme.times)[..., None], group, None, False
     if group is None:
         raise ValueError(
             f"level {scheme.name!r}: WithoutReplacement needs population=, the number "

@@ -16,7 +16,6 @@ from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     PeopleBlocks,
     Poisson,
-    RandomAllocation,
     WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.step import (
@@ -187,8 +186,7 @@ def _of_as_many_units(
         scheme = dataclasses.replace(scheme, sampling_probability=rate)
     elif not isinstance(scheme, WithoutReplacement):
         length, rest = divmod(int(scheme.steps_per_epoch), bands.count)
-        times = scheme.times if isinstance(scheme, RandomAllocation) else 1
-        if rest or length < int(np.asarray(times)):
+        if rest or length < int(np.asarray(scheme.times)):
             return None
         scheme = dataclasses.replace(scheme, steps_per_epoch=length)
     try:

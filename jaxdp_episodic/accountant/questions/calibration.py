@@ -18,7 +18,6 @@ from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
     EpochScheme,
     GroupedClasses,
-    RandomAllocation,
     WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.releases import RELEASES, LaplaceRelease
@@ -368,7 +367,7 @@ def calibrate_rate(
         raise ValueError(f"level must be one with a scheme, got {level!r}")
 
     design: Any = step.design
-    smallest: Any = scheme.times if isinstance(scheme, RandomAllocation) else 1
+    smallest: Any = scheme.times if isinstance(scheme, EpochScheme) else 1
     if isinstance(scheme, WithoutReplacement) and isinstance(design, GroupedClasses):
         smallest = design.ways if scheme.name == CLASS else 1
     place = rate_places(step)[level]

@@ -113,11 +113,9 @@ def lattice_sum(
     inside: float,
     most_cells: int,
 ) -> LatticeSum | None:
-    """Returns the distribution of a sum; None if it needs more than ``most_cells``.
-
-    The window covers all but a share ``e^log_cut`` of the tilted probability, by
-    Chernoff's bound, and the point ``inside`` if it is not far off.
-    """
+    """Returns the distribution of a sum; None if it needs more than ``most_cells``."""
+    # The window covers all but a share ``e^log_cut`` of the tilted probability, by
+    # Chernoff's bound, and the point ``inside`` if it is not far off.
     whole, parts, logs = tilted(summands, tilt)
     changes = tilt * np.concatenate([_TILT_CHANGES, -_TILT_CHANGES])
     moments = np.zeros(len(changes))

@@ -192,10 +192,7 @@ def normal_places(
 def _tilted_moments(
     log_q: np.ndarray, shift: float, most: int, sign: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ``log E e^{-qA}`` (sign 1; B: -1), the tilted log mean of A, its moments.
-
-    The moments are those of A over its mean, minus 1: (most + 1, P).
-    """
+    """Returns ``log E e^{-qA}`` (sign 1; B: -1), A's tilted log mean, its moments."""
     s, v = shift, _mode(log_q, shift)
     # The spacing of the narrowest density; a wider one left errors of 1e-11.
     y, density = normal_places(s, 0.0, most * s, float(v.max()))
@@ -211,6 +208,7 @@ def _tilted_moments(
         logs = np.log(logs)
     mass = logs[0] - 0.5 * v * v - v / s
     slope = logs[1] - logs[0] if most else np.zeros_like(v)
+    # Of A over its mean, minus 1: (most + 1, P).
     single = np.expm1(logs - logs[0] - n[:, None] * slope)
     single[:2] = 0.0
     return mass, slope - sign * s * v - 0.5 * s * s, np.maximum(single, 0.0)
@@ -293,7 +291,7 @@ def _shares(most: int, part: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
         logs = _log_binomials(most)[column]
         logs = logs + n[None, :][column] * np.log(part)
-        logs = logs + np.where(rest > 0, rest, 0.0)[column] * np.log1p(-part)
+        logs = logs + rest[column] * np.log1p(-part)
     return np.exp(logs)
 
 

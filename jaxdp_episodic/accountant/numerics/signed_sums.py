@@ -39,11 +39,8 @@ _ROUNDING = 1e-14
 def bounds_between(
     points: np.ndarray, low: np.ndarray, high: np.ndarray, cell: int, x: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns lower and upper bounds of F, (m,), at x between two neighbouring points.
-
-    F is a function whose derivatives of even order are positive. It is known by bounds
-    at the points.
-    """
+    """Returns bounds of F, (m,), lower and upper, at x between two neighbours."""
+    # F is known by bounds at the points; its derivatives of even order are positive.
     # The error of interpolation at 2m points is a derivative of even order, which is
     # positive, times prod (x - x_i) / (2m)!. Moving the points by one changes its sign.
     below, above = np.zeros(x.shape), np.full(x.shape, np.inf)
@@ -56,16 +53,14 @@ def bounds_between(
             for i, point in enumerate(points[chosen].tolist()):
                 others = np.delete(points[chosen], i)[:, None]
                 basis[i] = np.prod((x - others) / (point - others), axis=0)
-            least = np.where(basis > 0, low[chosen], high[chosen])
-            most = np.where(basis > 0, high[chosen], low[chosen])
             slack = _ROUNDING * np.sum(np.abs(basis) * high[chosen], axis=0)
             # With an even number of points above x, F is at least the polynomial.
             if (start + size - 1 - cell) % 2 == 0:
-                value = np.sum(basis * least, axis=0) - slack
-                below = np.fmax(below, value)
+                least = np.where(basis > 0, low[chosen], high[chosen])
+                below = np.fmax(below, np.sum(basis * least, axis=0) - slack)
             else:
-                value = np.sum(basis * most, axis=0) + slack
-                above = np.fmin(above, value)
+                most = np.where(basis > 0, high[chosen], low[chosen])
+                above = np.fmin(above, np.sum(basis * most, axis=0) + slack)
     return below, above
 
 

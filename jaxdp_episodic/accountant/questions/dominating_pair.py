@@ -258,11 +258,8 @@ class _Allocated(NamedTuple):
 
 
 def _all_units(step: GaussianStep) -> list[_Allocated]:
-    """The cases that hold, each giving a run; proofs.md, "Epochs by random allocation".
-
-    Under zero_out both (b), with r inside, and (d), r times the profile of a whole
-    unit.
-    """
+    """The cases that hold, each a run; proofs.md, "Epochs by random allocation"."""
+    # Under zero_out (b), with r inside, and (d), r times the profile of a whole unit.
     units = _units_of(step)
     if units.is_whole or step.neighboring_relation != "zero_out":
         return [units]
@@ -302,10 +299,8 @@ def _units_of(step: GaussianStep) -> _Allocated:
 def _allocated(
     step: GaussianStep, units: _Allocated, scheme: RandomAllocation, count: np.ndarray
 ) -> Uses:
-    """The pairs of ``count`` steps: whole blocks and a part of one more.
-
-    An epoch consists of ``times`` blocks.
-    """
+    """The pairs of ``count`` steps: whole blocks and a part of one more."""
+    # An epoch consists of ``times`` blocks.
     steps, times = column(scheme.steps_per_epoch), column(scheme.times)
     epochs, left = np.divmod(count, steps)
     short, num_long = np.divmod(steps, times)

@@ -90,15 +90,25 @@ def probability_of_any(number: Any, chance: float) -> Any:
         return -np.expm1(number * np.log1p(-chance))
 
 
-def log_visible(stages: Sequence[Stage]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how many drawn units can hold the person: numbers, log-probabilities."""
+def log_visible(
+    stages: Sequence[Stage], most_kept: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how many drawn units can hold the person: numbers, log-probabilities.
+
+    Tails are moved up unless there are at most ``most_kept`` numbers.
+    """
     numbers, masses = np.ones(1), np.zeros(1)
     for stage in stages:
         if stage.is_poisson:
             laws = [log_binomial_law(n * stage.bound, stage.rate) for n in numbers]
         else:
             laws = sums_of(log_drawn(stage), numbers)
-        numbers, masses = tails_moved_up(mixed(laws, masses))
+        law = mixed(laws, masses)
+        if len(law) <= most_kept:
+            numbers = np.flatnonzero(law > -np.inf).astype(np.float64)
+            masses = law[law > -np.inf]
+        else:
+            numbers, masses = tails_moved_up(law)
     return numbers, masses
 
 

@@ -59,6 +59,8 @@ from jaxdp_episodic.accountant.numerics.special import LOG_SQRT_2PI
 # inf. There the largest losses begin more than 16 / shift from the kink, within a width
 # of 1 / shift, where panels are 20 / shift long: moments were up to 5e-5 too small.
 _LARGEST_FALLING_T = 4e5
+# Log-weight below which a component has no influence on where searches start.
+_RARE = -70.0
 
 
 class MixtureLoss(GaussianLoss, Nodes):
@@ -325,6 +327,15 @@ class GaussianMixtureLoss(MixtureLoss):
         none, rest = xp.full_like(move, LOG_ZERO), log_rest(rate)
         up = Half.rising(shift, move, 0 * rate, rest)
         return up, Half("fall", -shift, shift[:0], move, rest, move, 0 * rate, none)
+
+    def hints(self) -> Hints:
+        """See `PrivacyLoss`: the mean shift, and the largest one that is not rare."""
+        xp, mean, furthest = namespace(*self.fields), 0.0, 0.0
+        for shift, weight in zip(self.shifts, self.log_weights, strict=True):
+            mean = mean + xp.exp(weight) * shift
+            often = weight > _RARE
+            furthest = xp.maximum(furthest, xp.where(often, shift, 0.0))
+        return super().hints()._replace(shift=mean, furthest=furthest)
 
     def bulk(self) -> tuple[Array, Array]:
         """See `Nodes`: as if there were one shift."""

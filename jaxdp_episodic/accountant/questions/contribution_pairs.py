@@ -57,6 +57,8 @@ _MOST_CELLS = 2_000_000
 # Largest number of values of a distribution, with 8 bytes each in about ten arrays.
 _MOST_LISTED = 10_000_000
 _MOST_HIDDEN = 64  # most components where a person's examples are exchanged
+# Up to so many components all are kept: rare ones decide Rényi divergences.
+_FEW_NUMBERS = 100
 _MOST_NUMBERS = 600  # most components in Theorem M: an epsilon by rdp takes 3 s
 # Poisson rate up to which Theorem 2 is skipped: its epsilon exceeded that of Theorem A
 # in all of 320 settings below rate 0.44; at 0.5 it was smaller in one, by 8 per cent.
@@ -365,7 +367,7 @@ def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
         return (certain,)  # under add_remove other units are drawn in its place
 
     def number(stages: Any, most: float) -> Mixture:
-        counts, masses = laws.log_visible(stages)
+        counts, masses = laws.log_visible(stages, _FEW_NUMBERS)
         return theorem_m(np.minimum(counts, most), masses)
 
     settings = Settings(below, most)

@@ -238,13 +238,15 @@ def _check_fits(level_names: tuple[str, ...], population: Population) -> None:
 
 # Relative increase of the probabilities: twice the error of binomial tails, 1e-10.
 _RAISED = 2e-10
+# Exceeds the relative rounding error of the logarithm of a tiny tail.
+_LOG_ROUNDING = 1e-14
 _TINY = float(np.finfo(np.float64).tiny)
 
 
 def cut_weights(
     population: np.ndarray, batch_size: np.ndarray, rate: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ``P(M < b)``, ``P(M >= b)``, r, and a factor that makes lower bounds."""
+    """Returns the logs of P(M < b) and P(M >= b), r, and a factor for lower bounds."""
     # M other units are in the sample, b is the batch size; all three are upper bounds.
     # r = E[q b / (M + 1) | M >= b] = b P(Binomial(N, q) > b) / (N P(M >= b)). The
     # factor is within 1e-9 of 1, unless of 1e8 units the batch is hardly ever full.
@@ -255,14 +257,15 @@ def cut_weights(
     never, always = q <= 0, others >= b
 
     def weights(side: str, other: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        whole = np.exp(log_binomial_tail(others - b + 1, others, 1 - p, side=side))
-        cut = np.exp(log_binomial_tail(b, others, p, side=side))
+        whole = log_binomial_tail(others - b + 1, others, 1 - p, side=side)
+        cut = log_binomial_tail(b, others, p, side=side)
         beneath = log_binomial_tail(b, others, p, side=other)
         joint = log_binomial_tail(b + 1, n, p, side=side)
-        # What can occur must not underflow to 0, or it would be left out.
-        whole, cut = np.maximum(whole, _TINY * (b > 0)), np.maximum(cut, _TINY * always)
-        whole = np.where(inside, whole, np.where(never, b > 0, ~always))
-        cut = np.where(inside, cut, np.where(never, b <= 0, always))
+        known = np.where(never, b > 0, ~always), np.where(never, b <= 0, always)
+        whole, cut = (
+            np.where(inside, log, np.where(is_sure, 0.0, -np.inf))
+            for log, is_sure in zip((whole, cut), known, strict=True)
+        )
         seen = beneath > np.log(_TINY)
         beneath = np.where(seen, beneath, 0.0)
         share = np.where(seen, np.exp(joint - beneath) * b / n, np.inf)
@@ -271,11 +274,13 @@ def cut_weights(
         drawn = np.minimum(drawn, q * b / (b + 1))
         return whole, cut, drawn
 
-    whole, cut, drawn = weights("upper", "lower")
-    whole, cut = (np.minimum(weight * (1 + _RAISED), 1.0) for weight in (whole, cut))
+    *most, drawn = weights("upper", "lower")
+    *least, share = weights("lower", "upper")
+    most = [np.minimum(log * (1 - _LOG_ROUNDING) + _RAISED, 0.0) for log in most]
     drawn = np.minimum(np.maximum(drawn * (1 + 2 * _RAISED), _TINY * (b > 0)), q)
-    sure = np.ones(n.shape)
-    for most, least in zip((whole, cut, drawn), weights("lower", "upper"), strict=True):
-        share = np.divide(least, most, out=np.ones(n.shape), where=most > 0)
-        sure = np.minimum(sure, share * (1 - 2 * _RAISED))
-    return whole, cut, drawn, np.where(inside, sure, 1 - 4 * _RAISED)
+    sure = np.divide(share, drawn, out=np.ones(n.shape), where=drawn > 0)
+    for high, low in zip(most, least, strict=True):
+        below = np.subtract(low, high, out=np.zeros(n.shape), where=high > -np.inf)
+        sure = np.minimum(sure, np.exp(below))
+    sure = np.where(inside, sure * (1 - 2 * _RAISED), 1 - 4 * _RAISED)
+    return most[0], most[1], drawn, sure

@@ -380,8 +380,8 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
     they do, the unit takes the place of another one.
     """
 
-    whole: Array  # probability that the others do not fill the batch
-    cut: Array  # probability that they do
+    log_whole: Array  # log of the probability that the others do not fill the batch
+    log_cut: Array  # log of the probability that they do
     rate: Array  # in [0, 1], of the Poisson sample
     cut_rate: Array  # r in [0, 1], of the unit in a full batch
     shift: Array  # s >= 0, the clip norm over the noise
@@ -392,7 +392,9 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
     @property
     def chance(self) -> Array:
         """Probability that the unit is in the batch."""
-        return self.whole * self.rate + self.cut * self.cut_rate
+        xp = namespace(*self.fields)
+        whole = xp.exp(self.log_whole) * self.rate
+        return whole + xp.exp(self.log_cut) * self.cut_rate
 
     @functools.cached_property
     def loses_nothing(self) -> Array:
@@ -411,31 +413,33 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
         """See `Bounds`: the fields are upper bounds; times ``sure`` lower ones."""
         if up:
             return self
-        names = "whole", "cut", "cut_rate"
-        less = {name: getattr(self, name) * self.sure for name in names}
-        return dataclasses.replace(self, **less)
+        with np.errstate(divide="ignore"):
+            less = np.log(self.sure)
+        whole, cut = self.log_whole + less, self.log_cut + less
+        rate = self.cut_rate * self.sure
+        return dataclasses.replace(self, log_whole=whole, log_cut=cut, cut_rate=rate)
 
     def hints(self) -> Hints:
         """See `PrivacyLoss`: replacing another unit has the largest shift."""
         xp = namespace(*self.fields)
-        swap = xp.where(self.cut > 0, 2 * self.shift, self.shift)
+        swap = xp.where(self.log_cut > -xp.inf, 2 * self.shift, self.shift)
         return Hints(self.chance, self.chance, self.shift, swap)
 
     def largest_loss(self, *, backward: bool) -> Array:
         """See `PrivacyLoss`: the larger one of the pairs that can occur."""
         most = 0.0
-        for weight, part in zip((self.whole, self.cut), self.parts(), strict=True):
+        logs = self.log_whole, self.log_cut
+        for log_weight, part in zip(logs, self.parts(), strict=True):
             lost = np.where(part.loses_nothing, 0, part.largest_loss(backward=backward))
-            most = np.maximum(most, np.where(weight > 0, lost, 0.0))
+            most = np.maximum(most, np.where(log_weight > -np.inf, lost, 0.0))
         return np.asarray(most)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """See `Profile`: means over the two pairs."""
         xp = namespace(u, *self.fields)
-        log_whole, log_cut = xp.log(self.whole), xp.log(self.cut)
 
         def mean(whole: Array, cut: Array) -> Array:
-            return xp.logaddexp(log_whole + whole, log_cut + cut)
+            return xp.logaddexp(self.log_whole + whole, self.log_cut + cut)
 
         both = zip(*(part.log_tails(u) for part in self.parts()), strict=True)
         forward, backward = (tuple(map(mean, *tails)) for tails in both)
@@ -448,11 +452,10 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`: the mean, as moments are linear in the profile."""
-        xp = namespace(t, *self.fields)
         (whole, *first), (cut, *second) = (
             part.log_excess(t, rule) for part in self.parts()
         )
-        whole, cut = xp.log(self.whole) + whole, xp.log(self.cut) + cut
+        whole, cut = self.log_whole + whole, self.log_cut + cut
         return sum_of((whole, *first), (cut, *second))
 
 

@@ -502,13 +502,13 @@ def _truncated(
     """docs/proofs.md, "A truncated Poisson sample"."""
     batch_size, rate = column(release.batch_size), column(release.sampling_probability)
     shift = shift_of(release.noise_multiplier, 1.0)
-    whole, cut, cut_rate, sure = cut_weights(_sizes(release), batch_size, rate)
+    *logs, cut_rate, sure = cut_weights(_sizes(release), batch_size, rate)
     kind = {
         "add_remove": mixtures.TruncatedGaussianLoss,
         "replace_one": mixtures.ReplacedTruncatedLoss,
         "zero_out": mixtures.ZeroedTruncatedLoss,
     }[release.neighboring_relation]
-    return kind(ALWAYS, whole, cut, rate, cut_rate, shift, sure)
+    return kind(ALWAYS, *logs, rate, cut_rate, shift, sure)
 
 
 def _uses_of_release(release: OneStep, count: np.ndarray) -> Uses:

@@ -456,7 +456,7 @@ _MOST_APART = 1.0
 _NEAREST_THRESHOLDS = 0.1
 # Number of cells of the sums: at first, smallest and largest.
 _FIRST_CELLS = 320
-_FEWEST_CELLS = 80
+_FEWEST_CELLS = 96
 _MOST_CELLS = 1024
 # Losses between two nodes: smallest and largest number; and the decrease of log D from
 # one to the next, over the square root of the target.

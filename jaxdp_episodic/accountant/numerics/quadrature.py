@@ -20,12 +20,12 @@ from jaxdp_episodic.accountant.numerics.loops import (
 # Half the number of real multiplications from which BLAS uses several threads. These
 # then busy-wait on cores that other work needs.
 _SINGLE_THREADED = 2**17
-# The same for complex multiplications.
-_SINGLE_THREADED_COMPLEX = 2**15
+_SINGLE_THREADED_COMPLEX = 2**15  # the same for complex multiplications
 # Least number of rows of a block: with fewer, products take several times as long.
 _LEAST_ROWS = 8
-# More panels than these are laid only if windows ask for them: this many for each.
-_MANY_PANELS, _ENOUGH = 128, 2.0
+# More panels than these are laid only if windows ask for them.
+_MANY_PANELS = 128
+_ENOUGH = 2.0  # panels that are then laid for each that windows ask for
 # Numbers of nodes per panel of a search and of its answer.
 SIZES = 8, 32
 

@@ -345,16 +345,12 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         if self._orders is not None:
             # Converts by Canonne, Kamath and Steinke (2020), at the given orders.
             orders = np.maximum(self._orders, _LEAST_ORDER)
-            found = [
-                answer_at_orders(question, one, orders) for one in runs_of(run, None)
-            ]
-            # The smallest of several runs, each at its worst path.
-            answer, best = min(found, key=lambda each: each[0].max())
-            worst = int(answer.argmax())
-            value = answer.reshape(-1)[worst]
+            found = (answer_at_orders(question, r, orders) for r in runs_of(run, None))
+            # Events have no population, so each run has one path.
+            value, best = min((answer.item(), at.item()) for answer, at in found)
             if of == "delta":
-                value = api.delta_of(value, up=True)
-            return float(value), float(self._orders[best.reshape(-1)[worst]])
+                value = api.delta_of(np.asarray(value), up=True)
+            return float(value), float(self._orders[best])
         value = ask(run, method=self._method, **{name: given})
         if self._method == "rdp":
             # If several runs bound it, the order is that of the first.

@@ -99,13 +99,11 @@ def from_dp_event(
     _validation.flag("population_is_exact", population_is_exact)
     # A dictionary counts equal steps, in order of appearance.
     counts: dict[Any, int] = {}
-    for _, step, count in steps_of(event, neighboring_relation):
-        if population_is_exact and isinstance(step, GaussianStep):
+    for part, step, count in steps_of(event, neighboring_relation):
+        if population_is_exact and kind(part) == "SampledWithoutReplacement":
             (scheme,) = step.design.schemes
-            in_tree = isinstance(step.design, designs.MultistageSampling)
-            if in_tree and isinstance(scheme, designs.WithoutReplacement):
-                exact = dataclasses.replace(scheme, population_is_exact=True)
-                step = dataclasses.replace(step, sampling=exact)
+            exact = dataclasses.replace(scheme, population_is_exact=True)
+            step = dataclasses.replace(step, sampling=exact)
         counts[step] = counts.get(step, 0) + count
     return compose(*(counts or {nothing(neighboring_relation): 0}).items())
 
@@ -116,10 +114,12 @@ def steps_of(
     """Yields the elementary events of an event, with their steps and counts."""
     check_version("dp-accounting", _VERSIONS)
     for part, count in uncomposed(event):
-        step = _read(part, neighboring_relation, orders)
-        if step is not None:
+        name = kind(part)
+        given = {"orders": orders} if name == "RepeatAndSelect" else {}
+        step = (EVENTS[name].read or _released)(part, neighboring_relation, **given)
+        if step is not None:  # something is released
             # An epoch counts as all of its steps.
-            is_epoch = kind(part) == "RandomAllocation"
+            is_epoch = name == "RandomAllocation"
             steps = number(part, "num_steps", AT_LEAST_ONE) if is_epoch else 1
             yield part, step, count * steps
 
@@ -155,7 +155,7 @@ class EventNotCovered(NotImplementedError):
 
 
 def uncomposed(event: Any) -> Iterator[tuple[Any, int]]:
-    """Yields the elementary events of a composition, and the count of each."""
+    """Yields the elementary events of a composition, if covered, and their counts."""
     held: dict[int, tuple[Any, Parts | None]] = {}
     waiting = [event]  # a stack, since deep nesting would exceed Python's recursion
     while waiting:
@@ -175,6 +175,8 @@ def uncomposed(event: Any) -> Iterator[tuple[Any, int]]:
             counts[id(inner)] += counts[key] * repeats
     for key, (part, parts) in held.items():
         if parts is None:
+            if kind(part) not in EVENTS:
+                raise EventNotCovered(part, "no theorem here")
             _validation.integer_array("count", counts[key], minimum=0)
             yield part, counts[key]
 
@@ -252,15 +254,6 @@ def refuse_unknown(thing: Any, known: str) -> None:
 
 
 # --- One release ---
-
-
-def _read(event: Any, relation: str, orders: np.ndarray | None = None) -> Any:
-    """Returns the step of an elementary event; None if it releases nothing."""
-    name = kind(event)
-    if name not in EVENTS:
-        raise EventNotCovered(event, "no theorem here")
-    given = {"orders": orders} if name == "RepeatAndSelect" else {}
-    return (EVENTS[name].read or _released)(event, relation, **given)
 
 
 def _released(event: Any, relation: str, **given: Any) -> Any:
@@ -345,7 +338,7 @@ def _wrong_relation(event: Any, relation: str, *covered: str) -> EventNotCovered
     )
 
 
-def gaussian(sampling: Any, noise: float, relation: str) -> GaussianStep:
+def gaussian(sampling: Any, noise: Any, relation: str) -> GaussianStep:
     """Returns a Gaussian step on a sample, of a scheme or with a Poisson rate."""
     if isinstance(sampling, float):
         sampling = designs.Poisson(_LEVEL, sampling_probability=sampling)
@@ -370,7 +363,7 @@ def _poisson(event: Any, relation: str) -> OneStep:
         share = number(inner, *_RATE)
         rate = max(rate * share, min(rate, share, _TINY))  # 0 only if one is
         inner = field(inner, "event")
-    parts = list(uncomposed(inner))
+    parts = [*uncomposed(inner)]
     kinds = {kind(part) for part, _ in parts}
     # The only part with a count of 1; it need not be the first.
     is_one = sum(count for _, count in parts) == 1
@@ -390,15 +383,19 @@ def _poisson(event: Any, relation: str) -> OneStep:
         return _released(one, relation, sampling_probability=rate)
     if is_mixture:
         return _joint_mixture(event, parts, relation, rate)
-    made = {getattr(EVENTS.get(name), "release", None) for name in kinds}
-    if is_one and made == {releases.ApproximateDP}:
-        return _sampled_claim(rate, _read(one, relation), relation)
+    if is_one and {EVENTS[name].release for name in kinds} == {releases.ApproximateDP}:
+        claim = _released(one, relation)
+        amplified, delta = amplify_poisson(
+            claim.epsilon, claim.delta, sampling_probability=rate
+        )
+        epsilon = amplified if relation == "add_remove" else claim.epsilon
+        return releases.ApproximateDP(epsilon, delta)
     raise _unsampled(event, parts, relation)
 
 
 def _fixed_size(event: Any, relation: str) -> OneStep | None:
     """Records drawn without replacement; or with it, each draw an episode of one."""
-    parts = _gaussian_parts(event, relation)
+    noise = _noise_of_sample(event, relation)
     size = number(event, "sample_size", AT_LEAST_ZERO)
     population = number(event, "source_dataset_size", AT_LEAST_ONE)
     if size == 0:
@@ -414,12 +411,12 @@ def _fixed_size(event: Any, relation: str) -> OneStep | None:
             "sample_size must be at most source_dataset_size, got "
             f"{size!r} of {population!r}"
         )
-    return gaussian(sampling, _joint_noise(parts), relation)
+    return gaussian(sampling, noise, relation)
 
 
 def _random_allocation(event: Any, relation: str) -> OneStep | None:
     """An epoch: each record is in ``num_selected`` steps, a uniform random subset."""
-    parts = _gaussian_parts(event, relation)
+    noise = _noise_of_sample(event, relation)
     steps = number(event, "num_steps", AT_LEAST_ONE)
     selected = number(event, "num_selected", AT_LEAST_ZERO)
     if selected > steps:
@@ -429,22 +426,19 @@ def _random_allocation(event: Any, relation: str) -> OneStep | None:
     if selected == 0:
         return None
     scheme = designs.RandomAllocation(_LEVEL, steps_per_epoch=steps, times=selected)
-    return gaussian(scheme, _joint_noise(parts), relation)
+    return gaussian(scheme, noise, relation)
 
 
-def _gaussian_parts(sampled: Any, relation: str) -> Parts:
-    """Returns the releases on one sample; refuses those that are not Gaussian."""
-    parts = list(uncomposed(field(sampled, "event")))
+def _noise_of_sample(sampled: Any, relation: str) -> float:
+    """Returns the joint noise of the releases on one sample, if all are Gaussian."""
+    parts = [*uncomposed(field(sampled, "event"))]
     if any(kind(part) != "Gaussian" for part, _ in parts):
         raise _unsampled(sampled, parts, relation)
-    return parts
+    return _joint_noise(parts)
 
 
 def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
-    """Returns the error for a sample; an inner event without theorem has its own."""
-    for part, _ in parts:
-        if kind(part) not in EVENTS:
-            return EventNotCovered(part, "no theorem here")
+    """Returns the error for a sample on which no theorem covers the releases."""
     inner = ", ".join(dict.fromkeys(_name(part) for part, _ in parts))
     return EventNotCovered(
         sampled,
@@ -452,20 +446,15 @@ def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
     )
 
 
-def _sampled_claim(rate: float, claim: Any, relation: str) -> OneStep:
-    """A Poisson sample on which an (epsilon, delta)-DP mechanism runs."""
-    amplified, delta = amplify_poisson(
-        claim.epsilon, claim.delta, sampling_probability=rate
-    )
-    epsilon = amplified if relation == "add_remove" else claim.epsilon
-    return releases.ApproximateDP(epsilon, delta)
-
-
 def _joint_mixture(sampled: Any, parts: Parts, relation: str, rate: float) -> OneStep:
     """Mixtures and Gaussians on one sample, as one mixture over their joint norms."""
     law: Law = np.zeros(1), np.ones(1)
     for part, count in parts:
-        law = _plus(law, _times(_squares(part), count, sampled), sampled)
+        several = _squares(part)
+        while count:  # by doubling
+            law = _plus(law, several, sampled) if count % 2 else law
+            count //= 2
+            several = _plus(several, several, sampled) if count else several
     squares, chance = law
     bare = np.isinf(squares).any()  # a release without noise
     norms = 1.0 * (squares > 0) if bare else np.sqrt(squares) * (1 + _ROUNDING_MARGIN)
@@ -490,17 +479,6 @@ def _squares(event: Any) -> Law:
     with np.errstate(divide="ignore", over="ignore"):
         squares = np.square(sizes / (noise or np.where(sizes > 0, 0.0, 1.0)))
     return squares, chance / chance.sum()
-
-
-def _times(law: Law, count: int, event: Any) -> Law:
-    """Returns the law of a sum of ``count`` independent values, by doubling."""
-    total: Law = np.zeros(1), np.ones(1)
-    while count:
-        if count % 2:
-            total = _plus(total, law, event)
-        count //= 2
-        law = _plus(law, law, event) if count else law
-    return total
 
 
 def _plus(a: Law, b: Law, event: Any) -> Law:

@@ -22,21 +22,51 @@ from jaxdp_episodic.accountant.interop.dp_accounting import (
 )
 from jaxdp_episodic.accountant.interop.dp_event import (
     from_dp_event,
+    gaussian,
     joint,
     refuse_unknown,
 )
 from jaxdp_episodic.files.optional import check_version, require
 
+_events = require(
+    "dp_accounting.dp_event", purpose="an execution plan", extra="jax-privacy"
+)
+_DISTRIBUTION = "jax-privacy"
 # Versions whose ``DpParams`` are covered; later versions have none.
 _PARAMS_VERSIONS = ("2.0",)
-_DISTRIBUTION = "jax-privacy"
-_FIELDS = (
+# Versions whose strategies and plans are covered; 2.1 was not released.
+_VERSIONS = ("2.0", "2.2", "2.3")
+# Fields that are covered: of parameters, of plans, of strategies.
+_PARAMS_FIELDS = (
     "noise_multipliers num_samples delta batch_size batch_size_scale_schedule "
     "is_finite_guarantee batch_sizes examples_per_user cycle_length sampling_method "
     "truncated_batch_size"
 )
+_PLAN_FIELDS = (
+    "clipped_grad batch_selection_strategy noise_addition_transform dp_event "
+    "neighboring_relation"
+)
+_STRATEGIES = {
+    "BallsInBinsSampling": "iterations cycle_length",
+    "CyclicPoissonSampling": (
+        "sampling_prob iterations truncated_batch_size cycle_length partition_type"
+    ),
+    "FixedBatchSampling": "batch_size iterations replace",
+    "RandomAllocationSampling": "total_participations iterations cycle_length",
+}
+# The strategy that applies another strategy to users.
+_USERS = "UserSelectionStrategy"
+_USER_FIELDS = "base_strategy examples_per_user_per_batch shuffle_per_user"
+# The levels of examples, and of users that are drawn, clipped and protected.
 _LEVEL = "example"
-_METHODS = ("POISSON", "FIXED_BATCH_SIZE")
+_USER_LEVEL = "user"
+
+# As proposed to dp_accounting, for versions that do not have it.
+_PROPOSED = dataclasses.make_dataclass(
+    "RandomAllocationDpEvent", ("event", "num_selected", "num_steps"), frozen=True
+)
+_PROPOSED.__module__ = __name__  # so that it can be pickled
+RandomAllocationDpEvent: Any = getattr(_events, "RandomAllocationDpEvent", _PROPOSED)
 
 
 def from_dp_params(
@@ -62,7 +92,7 @@ def from_dp_params(
     if not hasattr(dp_params, "noise_multipliers"):
         shown = _validation.shown(dp_params)
         raise TypeError(f"dp_params must be DpParams of jax_privacy, got {shown}")
-    refuse_unknown(dp_params, _FIELDS)
+    refuse_unknown(dp_params, _PARAMS_FIELDS)
     updates = _validation.whole_number("num_updates", num_updates, minimum=0)
     _validation.choice(
         "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
@@ -72,71 +102,44 @@ def from_dp_params(
             "DpParams with a cycle_length or a truncated_batch_size are covered by "
             "DpsgdTrainingAccountant(training_config()), without examples_per_user"
         )
-    noises = _schedule("noise_multipliers", dp_params.noise_multipliers)
-    batches = _schedule("batch_sizes", dp_params.batch_sizes)
+    method = _validation.choice(
+        "sampling_method",
+        dp_params.sampling_method.name,
+        ("POISSON", "FIXED_BATCH_SIZE"),
+    )
+    whom: dict[str, Any] = {"neighboring_relation": neighboring_relation}
+    if dp_params.examples_per_user is not None:
+        bounds = PersonBounds(examples=dp_params.examples_per_user)
+        whom |= {"privacy_unit": PERSON, "people": bounds}
+    noises, batches = (
+        _schedule(name, getattr(dp_params, name))
+        for name in ("noise_multipliers", "batch_sizes")
+    )
     # Values that start after the last update are used in no step.
-    starts = sorted({min(start, updates) for start, _ in (*noises, *batches)})
-    parts = []
+    starts = sorted({min(start, updates) for start in (*noises, *batches)})
+    number, parts = dp_params.num_samples, []
     for start, end in itertools.pairwise([*starts, updates]):
-        noise = _at(noises, start) if dp_params.is_finite_guarantee else 0.0
-        step = _step(dp_params, noise, _at(batches, start), neighboring_relation)
+        noise, batch = (
+            each[max(n for n in each if n <= start)] for each in (noises, batches)
+        )
+        if method == "POISSON":
+            scheme = Poisson(_LEVEL, sampling_probability=batch / number)
+        else:
+            scheme = WithoutReplacement(_LEVEL, size=batch, population=number)
+        noise = noise if dp_params.is_finite_guarantee else 0.0
+        step = GaussianStep(scheme, noise_multiplier=noise, **whom)
         parts.append((step, end - start))
     return compose(*parts)
 
 
-def _step(dp_params: Any, noise: float, batch: float, relation: str) -> GaussianStep:
-    """Returns one step of the parameters."""
-    method = _validation.choice(
-        "sampling_method", dp_params.sampling_method.name, _METHODS
-    )
-    number = dp_params.num_samples
-    how: dict[str, Any] = {"noise_multiplier": noise, "neighboring_relation": relation}
-    if dp_params.examples_per_user is not None:
-        bounds = PersonBounds(examples=dp_params.examples_per_user)
-        how |= {"privacy_unit": PERSON, "people": bounds}
-    if method == "POISSON":
-        return GaussianStep(Poisson(_LEVEL, sampling_probability=batch / number), **how)
-    scheme = WithoutReplacement(_LEVEL, size=batch, population=number)
-    return GaussianStep(scheme, **how)
-
-
-def _schedule(name: str, value: Any) -> list[tuple[int, float]]:
-    """Returns (first step, value) pairs in order; a number holds from step 0 on."""
+def _schedule(name: str, value: Any) -> dict[int, float]:
+    """Returns values by their first steps; a single number holds from step 0 on."""
     pairs = value if isinstance(value, list | tuple) else [(0, value)]
     check = _validation.nonnegative_array
-    found = sorted((int(n), _validation.one(name, one, check)) for n, one in pairs)
-    if not found or found[0][0] != 0:
+    found = {int(n): _validation.one(name, one, check) for n, one in pairs}
+    if not found or min(found) != 0:
         raise ValueError(f"{name} must begin at step 0, got {_validation.shown(value)}")
     return found
-
-
-def _at(schedule: list[tuple[int, float]], step: int) -> float:
-    return next(value for start, value in reversed(schedule) if start <= step)
-
-
-_events = require(
-    "dp_accounting.dp_event", purpose="an execution plan", extra="jax-privacy"
-)
-_REPLACE_ONE = "replace_one"
-# Versions whose strategies and plans are covered; 2.1 was not released.
-_VERSIONS = ("2.0", "2.2", "2.3")
-_PLAN_FIELDS = (
-    "clipped_grad batch_selection_strategy noise_addition_transform dp_event "
-    "neighboring_relation"
-)
-# Class name of the strategy that applies another strategy to users.
-USERS = "UserSelectionStrategy"
-_USER_FIELDS = "base_strategy examples_per_user_per_batch shuffle_per_user"
-# The level of a run that draws, clips and protects users.
-_USER_LEVEL = "user"
-
-
-# As proposed to dp_accounting, for versions that do not have it.
-_PROPOSED = dataclasses.make_dataclass(
-    "RandomAllocationDpEvent", ("event", "num_selected", "num_steps"), frozen=True
-)
-_PROPOSED.__module__ = __name__  # so that it can be pickled
-RandomAllocationDpEvent: Any = getattr(_events, "RandomAllocationDpEvent", _PROPOSED)
 
 
 def from_execution_plan(
@@ -178,38 +181,47 @@ def from_execution_plan(
         unknown field or version.
     """
     check_version(_DISTRIBUTION, _VERSIONS)
-    if not hasattr(plan, "batch_iterator"):
+    if hasattr(plan, "batch_iterator"):
+        relation, strategy = neighboring_relation, plan
+        if relation is None or noise_multiplier is None:
+            raise ValueError(
+                "neighboring_relation and noise_multiplier must be given with a "
+                f"strategy alone, got {relation!r} and {noise_multiplier!r}"
+            )
+        check, size = _validation.nonnegative_array, num_examples
+        noise = _validation.one("noise_multiplier", noise_multiplier, check)
+        bands = _validation.whole_number("num_bands", num_bands)
+        if size is not None:
+            size = _validation.whole_number("num_examples", size, minimum=0)
+        event = _event(_base_strategy(plan), noise, relation, size, bands)
+    else:
         alone = {"noise_multiplier": noise_multiplier, "num_examples": num_examples}
         for name, value in alone.items():
             if value is not None:
                 raise ValueError(
                     f"{name} must be None with a plan, which has it, got {value!r}"
                 )
-        return _from_plan(plan, neighboring_relation)
-    if neighboring_relation is None or noise_multiplier is None:
-        raise ValueError(
-            "neighboring_relation and noise_multiplier must be given with a strategy "
-            f"alone, got {neighboring_relation!r} and {noise_multiplier!r}"
-        )
-    check = _validation.nonnegative_array
-    noise = _validation.one("noise_multiplier", noise_multiplier, check)
-    bands = _validation.whole_number("num_bands", num_bands)
-    event = _event(
-        _base_strategy(plan), noise, neighboring_relation, num_examples, bands
-    )
-    run = from_dp_event(event, neighboring_relation=neighboring_relation)
-    return _drawn_by(plan, run)
+        relation, strategy, event = _of_plan(plan, neighboring_relation)
+    run = from_dp_event(event, neighboring_relation=relation)
+    if type(strategy).__name__ != _USERS:
+        return run
+    steps = []
+    for step in run.gaussian_steps:  # users draw nothing else
+        (scheme,) = step.design.schemes
+        of_users = dataclasses.replace(scheme, name=_USER_LEVEL)
+        steps.append(gaussian(of_users, step.noise_multiplier, relation))
+    return ComposedSteps(tuple(steps), run.counts)
 
 
-def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
-    """Returns the run of a plan, or of a config that makes one."""
+def _of_plan(plan: Any, relation: str | None) -> tuple[str, Any, Any]:
+    """Returns relation, strategy and event of a plan, or of a config that makes one."""
     made_for, norms = None, 1.0
     if hasattr(plan, "make"):
         plan = plan.make()
     elif hasattr(plan, "plan"):  # version 2.0
         made_for = RELATIONS[plan.accountant.neighboring_relation]
         # A config's noise is relative to the sensitivity, an event's to the clip norm.
-        norms = 2.0 if made_for == _REPLACE_ONE else 1.0
+        norms = 2.0 if made_for == "replace_one" else 1.0
         plan = plan.plan
     try:
         strategy, event = plan.batch_selection_strategy, plan.dp_event
@@ -228,60 +240,56 @@ def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
         )
     relation = str(made_for if relation is None else relation)
     if isinstance(event, _events.NonPrivateDpEvent):
-        return from_dp_event(event, neighboring_relation=relation)
-    drawn = _base_strategy(strategy)
-    noise, num_examples = _noise_and_size(event, drawn)
-    described = _event(drawn, noise, relation, num_examples)
+        return relation, strategy, event
+    drawn, inner = _base_strategy(strategy), getattr(event, "event", event)
+    size = getattr(inner, "source_dataset_size", None)
+    if isinstance(inner, _events.TruncatedSubsampledGaussianDpEvent):
+        # The event is for one of the equal groups; the remainder is never drawn.
+        size = inner.dataset_size * drawn.cycle_length
+    noise = getattr(getattr(inner, "event", inner), "noise_multiplier", None)
+    if noise is None:
+        raise NotImplementedError(
+            "an execution plan is covered with Gaussian noise and one kind of step, "
+            f"got {event!r}"
+        )
+    described = _event(drawn, noise, relation, size)
     if described != event:
         raise ValueError(
             "dp_event must describe what batch_selection_strategy samples, "
             f"{described!r}, got {event!r}"
         )
-    event = _event(drawn, norms * noise, relation, num_examples)
-    return _drawn_by(strategy, from_dp_event(event, neighboring_relation=relation))
+    return relation, strategy, _event(drawn, norms * noise, relation, size)
 
 
-def _noise_and_size(event: Any, strategy: Any) -> tuple[float, int | None]:
-    """Returns the noise of a plan's event, and its number of examples or None."""
-    inner = getattr(event, "event", event)
-    size = getattr(inner, "source_dataset_size", None)
-    if isinstance(inner, _events.TruncatedSubsampledGaussianDpEvent):
-        # The event is for one of the equal groups; the remainder is never drawn.
-        size = inner.dataset_size * strategy.cycle_length
-    leaf = getattr(inner, "event", inner)
-    if not hasattr(leaf, "noise_multiplier"):
+def _base_strategy(strategy: Any) -> Any:
+    """Returns the strategy that draws; for users, the one applied to them."""
+    if type(strategy).__name__ != _USERS:
+        return strategy
+    refuse_unknown(strategy, _USER_FIELDS)
+    base = strategy.base_strategy
+    cut = getattr(base, "truncated_batch_size", None) is not None
+    # Then the draws of different users are not independent.
+    if cut or type(base).__name__ == "FixedBatchSampling":
+        how = " with truncated_batch_size" if cut else ""
         raise NotImplementedError(
-            "an execution plan is covered with Gaussian noise and one kind of step, "
-            f"got {event!r}"
+            f"{_USERS} of {type(base).__name__}{how} is not covered: a user's examples,"
+            " taken in cycles, reveal how often the user, and so others, were sampled "
+            "before; covered: strategies that sample each user independently"
         )
-    return leaf.noise_multiplier, size
-
-
-# Strategies that are covered, and their fields.
-_STRATEGIES = {
-    "BallsInBinsSampling": "iterations cycle_length",
-    "CyclicPoissonSampling": (
-        "sampling_prob iterations truncated_batch_size cycle_length partition_type"
-    ),
-    "FixedBatchSampling": "batch_size iterations replace",
-    "RandomAllocationSampling": "total_participations iterations cycle_length",
-}
+    return base
 
 
 def _event(
-    strategy: Any, noise: float, relation: str, num_examples: Any, num_bands: int = 1
+    strategy: Any, noise: float, relation: str, size: int | None, num_bands: int = 1
 ) -> Any:
     """Returns the event of all iterations of a strategy."""
     name = type(strategy).__name__
     if name not in _STRATEGIES:
         raise NotImplementedError(
-            f"{name} is not covered; covered: {', '.join(_STRATEGIES)}, and {USERS} of "
-            "those that sample users independently"
+            f"{name} is not covered; covered: {', '.join(_STRATEGIES)}, and {_USERS} of"
+            " those that sample users independently"
         )
     refuse_unknown(strategy, _STRATEGIES[name])
-    size = num_examples
-    if size is not None:
-        size = _validation.whole_number("num_examples", num_examples, minimum=0)
     if name == "CyclicPoissonSampling":
         return _cyclic_poisson(strategy, noise, relation, size, num_bands)
     if num_bands > 1:
@@ -290,33 +298,31 @@ def _event(
             "record may overlap"
         )
     if name == "FixedBatchSampling":
-        sampled = (
-            _events.SampledWithReplacementDpEvent
-            if strategy.replace
-            else _events.SampledWithoutReplacementDpEvent
-        )
-        gaussian = _events.GaussianDpEvent(noise)
-        step = sampled(_required(name, size), strategy.batch_size, gaussian)
+        how = "With" if strategy.replace else "Without"
+        sampled = getattr(_events, f"Sampled{how}ReplacementDpEvent")
+        event = _events.GaussianDpEvent(noise)
+        step = sampled(_required(name, size), strategy.batch_size, event)
         return _events.SelfComposedDpEvent(step, strategy.iterations)
     if name == "BallsInBinsSampling":
-        steps = strategy.cycle_length
-        selected, cycles = 1, math.ceil(strategy.iterations / steps)
+        selected, steps = 1, strategy.cycle_length
+        cycles = math.ceil(strategy.iterations / steps)
     else:
         selected, steps, cycles = _participations(strategy)
     if cycles == 0 or steps == 0:
         return _events.NoOpDpEvent()
-    if cycles > 1 and relation == _REPLACE_ONE:
+    if cycles > 1 and relation == "replace_one":
         raise NotImplementedError(
             "the same secret steps in every cycle are covered under replace_one for "
             f"one cycle alone, got {cycles} cycles of cycle_length={steps}"
         )
-    gaussian = _events.GaussianDpEvent(joint([(noise, cycles)]))
-    return RandomAllocationDpEvent(gaussian, selected, steps)
+    event = _events.GaussianDpEvent(joint([(noise, cycles)]))
+    return RandomAllocationDpEvent(event, selected, steps)
 
 
 def _cyclic_poisson(
     strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
 ) -> Any:
+    """Returns the event of Poisson sampling from groups that take turns."""
     cycle, most = strategy.cycle_length, strategy.truncated_batch_size
     if num_bands > cycle:
         raise NotImplementedError(
@@ -332,21 +338,17 @@ def _cyclic_poisson(
             "CyclicPoissonSampling of an EQUAL_SPLIT is not covered under add_remove: "
             "one record more moves others to other groups; INDEPENDENT is"
         )
-    if most is None:
-        gaussian = _events.GaussianDpEvent(noise)
-        step = _events.PoissonSampledDpEvent(strategy.sampling_prob, gaussian)
-    elif cycle > 1 and not splits:
+    if most is not None and cycle > 1 and not splits:
         raise NotImplementedError(
             "CyclicPoissonSampling with truncated_batch_size and INDEPENDENT groups is "
             "not covered: their sizes are random; EQUAL_SPLIT is"
         )
+    rate = strategy.sampling_prob
+    if most is None:
+        step = _events.PoissonSampledDpEvent(rate, _events.GaussianDpEvent(noise))
     else:
-        step = _events.TruncatedSubsampledGaussianDpEvent(
-            dataset_size=_required("truncated_batch_size", size) // cycle,
-            sampling_probability=strategy.sampling_prob,
-            truncated_batch_size=most,
-            noise_multiplier=noise,
-        )
+        group = _required("truncated_batch_size", size) // cycle
+        step = _events.TruncatedSubsampledGaussianDpEvent(group, rate, most, noise)
     return _events.SelfComposedDpEvent(step, math.ceil(strategy.iterations / cycle))
 
 
@@ -372,41 +374,6 @@ def _required(what: str, size: int | None) -> int:
     if size is None:
         raise ValueError(f"num_examples must be given with {what}, got None")
     return size
-
-
-def _base_strategy(strategy: Any) -> Any:
-    """Returns the strategy that draws; for users, the one applied to them."""
-    if type(strategy).__name__ != USERS:
-        return strategy
-    refuse_unknown(strategy, _USER_FIELDS)
-    base = strategy.base_strategy
-    cut = getattr(base, "truncated_batch_size", None) is not None
-    # Then the draws of different users are not independent.
-    if cut or type(base).__name__ == "FixedBatchSampling":
-        how = " with truncated_batch_size" if cut else ""
-        raise NotImplementedError(
-            f"{USERS} of {type(base).__name__}{how} is not covered: a user's examples, "
-            "taken in cycles, reveal how often the user, and so others, were sampled "
-            "before; covered: strategies that sample each user independently"
-        )
-    return base
-
-
-def _drawn_by(strategy: Any, run: ComposedSteps) -> ComposedSteps:
-    """Returns the run; for a strategy of users, with users in place of examples."""
-    if type(strategy).__name__ != USERS:
-        return run
-
-    def of_users(step: Any) -> GaussianStep:
-        (scheme,) = step.design.levels
-        return dataclasses.replace(
-            step,
-            sampling=dataclasses.replace(scheme, name=_USER_LEVEL),
-            clip_unit=_USER_LEVEL,
-            privacy_unit=_USER_LEVEL,
-        )
-
-    return ComposedSteps(tuple(map(of_users, run.steps)), run.counts)
 
 
 def training_config(

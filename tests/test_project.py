@@ -318,14 +318,14 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 59_674,
+    "jaxdp_episodic": 59_615,
     "jaxdp_episodic/accountant/describe": 3_636,
     "jaxdp_episodic/accountant/losses": 4_760,
     "jaxdp_episodic/accountant/methods": 5_520,
     "jaxdp_episodic/accountant/numerics": 2_975,
     "jaxdp_episodic/accountant/questions": 5_618,
     "jaxdp_episodic/accountant/bounds": 1_747,
-    "jaxdp_episodic/accountant/interop": 1_601,
+    "jaxdp_episodic/accountant/interop": 1_542,
     "jaxdp_episodic/accountant/report": 1_207,
     "jaxdp_episodic/trainer/data": 3_438,
     "jaxdp_episodic/trainer/draw": 1_409,

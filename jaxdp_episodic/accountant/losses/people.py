@@ -7,10 +7,11 @@ contributions is J ~ Binomial(n, q), and ``B^±`` is the mixture of N(± J s).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -39,12 +40,12 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     path_points,
     weighted,
 )
-from jaxdp_episodic.accountant.losses.mixture_halves import LOG_ZERO, PROFILE_ERROR
-from jaxdp_episodic.accountant.losses.people_ratios import (
-    NOWHERE,
-    Components,
-    Ratio,
-    Ratios,
+from jaxdp_episodic.accountant.losses.mixture_halves import (
+    LOG_ZERO,
+    NEGLIGIBLE,
+    PROFILE_ERROR,
+    Half,
+    log_rest,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
@@ -53,8 +54,232 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Quadrature,
     Tails,
 )
+from jaxdp_episodic.accountant.numerics.binomial import log_binomial
 from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp, map_first
-from jaxdp_episodic.accountant.numerics.special import Pair
+from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
+from jaxdp_episodic.accountant.numerics.special import (
+    LOG_SQRT_2PI,
+    Pair,
+    log1p_complex,
+)
+
+# --- The components ---
+
+
+class Components(NamedTuple):
+    """Components of settings of any shape: arrays (C, ...), the last two (...)."""
+
+    count: Array  # n >= 1, the largest number of contributions
+    log_weight: Array  # log-probability of the component; -inf for padding
+    log_some: Array  # ``log p``, p the probability of any contribution
+    log_none: Array  # ``log(1 - p)``, kept finite
+    log_rest: Array  # ``log(1 - q)`` of each contribution, kept finite
+    shift: Array  # s > 0
+    cover: Array  # e > 0; the components' weights are relative to it
+
+    def log_shares(self, j: Array) -> Array:
+        """Returns ``log(b_j / p) - j² s² / 2``; j has one further axis in front."""
+        counts, rests = self.count, self.log_rest
+        kept = np.minimum(j, counts)
+        more = counts - kept
+        share = log_binomial(counts + 0 * j, kept) + kept * np.log(-np.expm1(rests))
+        share = share + np.where(more > 0, more * rests, 0.0)
+        share = share - np.log(-np.expm1(np.maximum(counts * rests, LOG_ZERO)))
+        share = share - 0.5 * (j * self.shift) ** 2
+        return np.where(j <= self.count, np.maximum(share, LOG_ZERO), LOG_ZERO)
+
+    def numbers(self) -> Array:
+        """Returns all j, with one further axis in front."""
+        j = np.arange(1.0, np.max(self.count, initial=1.0) + 1)
+        return j.reshape(-1, *(1,) * self.count.ndim)
+
+    def halves(self, cover: Array, *, replaced: bool) -> tuple[Half, ...]:
+        """Pairs of all components: ``B^-`` becomes ``B^+`` with probability e."""
+        j = self.numbers()
+        js = j * self.shift + 0 * self.count
+        mass = np.maximum(self.log_shares(j) + 0.5 * js * js + self.log_some, LOG_ZERO)
+        log_e, rest = np.log(cover), log_rest(cover)
+        move, kept, none = mass + log_e, mass + rest, self.log_none + 0 * js[0]
+        at_zero = log_add(none + rest, log_e + 0 * none)
+        if replaced:
+            return (Half("turn", -js, js, move, none, mass, none, kept),)
+        up = Half.rising(js, move, at_zero, none, -js, kept)
+        return up, Half("fall", -js, js[:0], move, none, mass, at_zero, kept)
+
+
+# Smallest scaled sum that is accurate: terms that underflow are below 1e-100 of it.
+_LEAST_SUM = 1e-200
+_AT_ONCE = 2**14  # inaccurate sums that are computed again at once
+_TINY = 1e-300  # replaces a sum of 0 before its logarithm is taken
+
+
+def _log_products(left: np.ndarray, right: np.ndarray, factor: np.ndarray) -> Array:
+    """Returns (C, K, n) logs of ``sum_j e^(left + right) factor``, as products."""
+    # (J, C, n) by (J, K, n). Each node's largest term is scaled to 1.
+    column = np.max(left, axis=1, keepdims=True)
+    scaled = column + right
+    top = np.max(scaled, axis=0)
+    rows = np.exp(left - column).transpose(2, 1, 0)
+    # A complex number is two real columns.
+    columns = (np.exp(scaled - top) * factor).transpose(2, 0, 1)
+    columns = np.ascontiguousarray(columns).view(np.float64)
+    found = in_blocks(rows, columns).view(factor.dtype).transpose(1, 2, 0)
+    found, peak = np.ascontiguousarray(found), top + np.zeros(found.shape)
+    poor = np.argwhere(np.abs(found) < _LEAST_SUM)
+    for first in range(0, len(poor), _AT_ONCE):
+        i, k, n = poor[first : first + _AT_ONCE].T
+        exact = left[:, i, n] + right[:, k, n]
+        peak[i, k, n] = highest = np.max(exact, axis=0)
+        found[i, k, n] = np.sum(np.exp(exact - highest) * factor[:, k, n], axis=0)
+    size = peak + np.log(np.maximum(np.abs(found), _TINY))
+    return size + 1j * np.angle(found) if np.iscomplexobj(found) else size
+
+
+def log_add(first: Array | float, second: Array) -> Array:
+    """Returns ``log(e^a + e^b)`` for a real a; continuous if ``|Im b| < pi``."""
+    gap = second - first
+    above = gap.real > 0
+    larger = np.where(above, second, first)
+    return larger + _log1p(np.exp(np.where(above, -gap, gap)))
+
+
+def _log1p(z: Array) -> Array:
+    """Returns ``log(1 + z)``; NumPy's own loses digits of small complex numbers."""
+    if not np.iscomplexobj(z):
+        return np.log1p(z)
+    re, im = log1p_complex(z.real, z.imag)
+    return re + 1j * im
+
+
+# --- Their losses and densities on one side of the floors ---
+
+# Largest |P/Q - 1| for which log P/Q is computed as log1p of it.
+_LARGEST_NEAR = 0.5
+
+
+@dataclass(frozen=True)
+class Side:
+    """Where the losses of n settings' components are positive, or negative."""
+
+    parts: Components  # (C, n) components
+    numbers: Array  # (J, 1, 1) the j of their sums, from 1 on
+    log_shares: Array  # (J, C, n); see `Components.log_shares`
+    floor: Array  # (C, n) where P/Q = 1; distances w are measured from it
+    replaced: bool  # whether Q is ``B^-``; then the other side is the mirror image
+    sign: float  # 1 above the floor, -1 below
+
+    @classmethod
+    def both(cls, parts: Components, *, replaced: bool) -> tuple[Self, ...]:
+        """Returns the sides; floors are 0, or where ``B^+`` crosses N(0)."""
+        floor, j = np.zeros_like(parts.log_some), parts.numbers()
+        if not replaced:
+            half, _ = parts.halves(np.ones_like(parts.cover), replaced=False)
+            floor = half.place(floor)
+        above = cls(parts, j, parts.log_shares(j), floor, replaced, 1.0)
+        if replaced:
+            return (above,)
+        below = dataclasses.replace(above, sign=-1.0)
+        return above, below.up_to(np.zeros_like(parts.cover))
+
+    def take(self, rows: np.ndarray) -> Self:
+        """Selects settings."""
+        return dataclasses.replace(
+            self,
+            parts=Components(*(a[..., rows] for a in self.parts)),
+            log_shares=self.log_shares[..., rows],
+            floor=self.floor[:, rows],
+        )
+
+    def up_to(self, w: Array) -> Self:
+        """Keeps the terms that matter at distances up to w, (n,), or beyond."""
+        x = w + np.max(self.floor, axis=0) + 0 * self.floor
+        js, kept = self.numbers * self.parts.shift, 1
+        # As densities at x, and as probabilities.
+        for term in (self.log_shares + js * x, self.log_shares + 0.5 * js * js):
+            # NaN is not negligible.
+            counts = ~(term <= np.max(term, axis=0) - NEGLIGIBLE)
+            rows = np.any(counts, axis=(1, 2))
+            kept = int(np.max(np.flatnonzero(rows) + 1, initial=kept))
+        return dataclasses.replace(
+            self, numbers=self.numbers[:kept], log_shares=self.log_shares[:kept]
+        )
+
+    @property
+    def covers(self) -> bool:
+        """Whether any e is below 1."""
+        return bool(np.any(self.parts.cover < 1))
+
+    def at(self, w: Array) -> tuple[Array, Array]:
+        """Returns log P/Q, and the log of Q's density, at distances w, (K, n).
+
+        For Re w >= 0; complex log P/Q are right up to multiples of 2 pi i.
+        """
+        cover, tilt = self.parts.cover, self.floor * self.parts.shift
+        x = self.floor[:, None] + self.sign * w
+        log_e, own = np.log(cover), 0.0 * x
+        more, less = (1, -1 if self.replaced else 0) if self.sign > 0 else (0, -1)
+        if self.replaced or self.covers or self.sign < 0:
+            own = self._mixture(-self.sign * tilt, w)
+        base = own if self.replaced else 0.0 * x
+        if self.covers and not self.replaced:
+            base = log_add(log_e, own + log_rest(cover))
+        change = self._sum(tilt, w, more, less) - base + log_e
+        if self.sign > 0:
+            loss = log_add(0.0, change)
+        else:
+            small = change.real < math.log(_LARGEST_NEAR)
+            near = _log1p(-np.exp(np.where(small, change, -1.0)))
+            loss = np.where(small, near, own - base)
+        return loss, base - 0.5 * x * x - LOG_SQRT_2PI
+
+    def weighted_at(self, w: Array) -> tuple[Array, Array]:
+        """Returns `at` with the weights, for w of any shape (..., n)."""
+        loss, density = self.at(w.reshape(-1, w.shape[-1]))
+        density = density + self.parts.log_weight[:, None]
+        return loss.reshape(-1, *w.shape), density.reshape(-1, *w.shape)
+
+    def _mixture(self, tilt: Array | float, w: Array) -> Array:
+        """Returns the log of ``b_0`` plus `_sum` of ``e^{-j s w}``."""
+        return log_add(self.parts.log_none[:, None], self._sum(tilt, w, -1))
+
+    def _sum(
+        self, tilt: Array | float, w: Array, more: int, less: int | None = None
+    ) -> Array:
+        """Log of ``sum_j b_j e^{j tilt - j²s²/2} (e^{more jsw} - e^{less jsw})``."""
+        js = self.numbers * self.parts.shift
+        exponent = more * js * w
+        factor = np.exp(exponent - exponent.real)
+        if less is not None:
+            factor = factor * -np.expm1((less - more) * js * w)
+        shares = self.log_shares + self.numbers * tilt
+        found = _log_products(shares, exponent.real, factor)
+        return found + self.parts.log_some[:, None]
+
+    def mean_at(self, x: Array) -> Array:
+        """Returns the mean of j under ``B^+`` at real x, (C, n)."""
+        terms = self.log_shares + self.numbers * self.parts.shift * (x + 0 * self.floor)
+        value = logsumexp(terms)
+        mean = np.sum(np.exp(terms - value) * self.numbers, axis=0)
+        gap = self.parts.log_none - self.parts.log_some - value
+        return mean / (1 + np.exp(np.minimum(gap, 700.0)))
+
+    def turning_point(self) -> tuple[Array, Array]:
+        """Returns the distance up to which paths stay low, and a shift for it."""
+        # If e < 1 zeros of the density lie where e B^+ = (1-e) B^-, pi apart in angle.
+        s, cover = self.parts.shift, self.parts.cover
+        if not self.covers:
+            return 0.0 * s, s
+        odds = log_rest(cover) - np.log(cover)
+        some = odds > 0
+        pair = self.parts.halves(np.ones_like(s), replaced=True)[0]
+        kink = pair.place(np.where(some, odds, 0.0) + np.zeros_like(self.floor))
+        kink = np.maximum(np.where(some, kink, 0.0), self.floor)
+        mean = 0.5 * np.max(self.mean_at(kink) + self.mean_at(-self.floor), axis=0)
+        turn = np.where(cover < 1, np.maximum(mean, 1.0), 1.0)
+        return np.max(kink - self.floor, axis=0), turn * s
+
+
+# --- Their Rényi moments ---
 
 # Half-width of the window around a peak, in standard deviations.
 _HALF_WIDTH = 9.2
@@ -78,32 +303,22 @@ _SHARPEST = 6.0
 
 
 def _log_excess(
-    t: Array, parts: Components, cover: Array, rule: MomentRule, *, replaced: bool
+    t: Array, parts: Components, rule: MomentRule, *, replaced: bool
 ) -> tuple[Array, ...]:
-    """Computes `Moments.log_excess` of (C, n) components whose weights add up to e."""
-    ratios = Ratios.of(parts, cover, replaced=replaced)
+    """Computes `Moments.log_excess` of (C, n) components."""
     if replaced:
         rule = rule._replace(direction="symmetric")
-    windows = _upper_windows(t, ratios, rule.direction)
-    excess = _integrals(Ratios.upper, windows, t, ratios, rule)
-    if not replaced:
-        windows = _lower_windows(t, ratios, rule.direction)
-        below = ratios.up_to(np.zeros_like(t))
-        excess = sum_of(excess, _integrals(Ratios.lower, windows, t, below, rule))
+    sides = Side.both(parts, replaced=replaced)
+    excess = functools.reduce(sum_of, [_integral(t, side, rule) for side in sides])
     # A component's profile is at most that of a shift by all its contributions.
     shift = parts.count * parts.shift * (2 if replaced else 1)
-    weight = parts.log_weight + np.log(cover)
+    weight = parts.log_weight + np.log(parts.cover)
     return unless_gaussian(np.zeros_like(t) > 0, weight, 0.5 * shift * shift, t, excess)
 
 
-def _integrals(
-    ratio: Callable[[Ratios, Array], Ratio],
-    windows: Windows,
-    t: Array,
-    ratios: Ratios,
-    rule: MomentRule,
-) -> tuple[Array, ...]:
-    """Integrates over one half-line: the log-excess and its derivatives over it."""
+def _integral(t: Array, side: Side, rule: MomentRule) -> tuple[Array, ...]:
+    """Integrates over one side: the log-excess and its derivatives over it."""
+    windows = _windows(t, side, rule.direction)
     low, high, density = windows
     panels, per_panel, _ = rule.quadrature
     length = np.sum(high - low, axis=0)
@@ -114,124 +329,105 @@ def _integrals(
     # Settings with similar numbers of panels are integrated together.
     size = np.ceil(np.log(wanted) / np.log(_ALIKE))
     found = np.full((1 + 2 * rule.with_derivatives, t.size), np.nan)
-    shares = np.linspace(0.0, 1.0, 17)[:, None, None]
+    probed = low + np.linspace(0.0, 1.0, 17)[:, None, None] * (high - low)
     for alike in np.unique(size):
         rows = np.flatnonzero(size == alike)
-        low, high, density = (a[..., rows] for a in windows)
-        few = ratios.take(rows)
-        if ratio is Ratios.upper:
-            few = few.up_to(np.max(high, axis=0))
-        probed = (low + shares * (high - low)).reshape(-1, rows.size)
+        few = side.take(rows)
+        if side.sign > 0:
+            few = few.up_to(np.max(high[:, rows], axis=0))
+        number = Quadrature(int(np.max(wanted[rows])), per_panel)
         found[:, rows] = log_integral(
-            functools.partial(_densities, ratio, few),
-            (low, high, density),
-            probed,
+            few.weighted_at,
+            (low[:, rows], high[:, rows], density[:, rows]),
+            probed[..., rows].reshape(-1, rows.size),
             np.zeros(rows.size),
             t[rows],
-            rule._replace(quadrature=Quadrature(int(np.max(wanted[rows])), per_panel)),
+            rule._replace(quadrature=number),
         )
     return tuple(found)
 
 
-def _densities(
-    ratio: Callable[[Ratios, Array], Ratio], ratios: Ratios, w: Array
-) -> tuple[Array, Array]:
-    """Returns losses and weighted log-densities of Q at distances w, (..., n)."""
-    loss, density = ratio(ratios, w.reshape(-1, w.shape[-1]))
-    density = density + ratios.parts.log_weight[:, None]
-    return loss.reshape(-1, *w.shape), density.reshape(-1, *w.shape)
+def _windows(t: Array, side: Side, direction: str) -> Windows:
+    """Windows near the floor, and where peaks of ``Q (P/Q)^(1+t)`` count, (J, n)."""
+    floor, s = side.floor, side.parts.shift
+    top = np.max(floor, axis=0)
+    spread = top - np.min(floor, axis=0)
+    if side.sign > 0:
+        near = _HALF_WIDTH + np.maximum(spread, 0.5 * _HALF_WIDTH)
+    else:
+        near = 2 * _HALF_WIDTH + top
+    low, high = 0 * near[None], near[None]
+    if (side.sign > 0) == (direction != "backward"):
+        if side.sign > 0:
+            points, others, slack = _peaks_above(t, side, near)
+            power, reach = 1 + t, 0.5 * spread
+        else:
+            points, others, slack = _peaks_below(t, side)
+            power, reach = -t, spread
+
+        def largest(w: Array) -> Array:
+            loss, density = side.weighted_at(np.maximum(w, 0.0))
+            return np.max(density + power * loss, axis=0)
+
+        found, reach = largest(points), _HALF_WIDTH + reach
+        most = np.maximum(np.max(found, axis=0), np.max(largest(others), axis=0))
+        counts = found > most - _NEGLIGIBLE - slack
+        first = np.min(np.where(counts, points, np.inf), axis=0) - reach
+        last = np.max(np.where(counts, points, 0.0), axis=0) + reach
+        low = np.stack([0 * near, np.clip(first, 0.0, last)])
+        high = np.stack([near, last])
+    few = np.max(side.parts.count, axis=0)
+    # Upper bound of the variance of j, below and between the floors.
+    variance = np.minimum(0.25 * few, 1 / (s * s))
+    # Peaks may be narrower than N(0).
+    sharp = _DENSITY * np.minimum(np.sqrt(1 + t * s * s * variance), _SHARPEST)
+    is_mixed = np.any(side.parts.log_rest > LOG_ZERO, axis=0)
+    density = np.maximum(np.where(is_mixed, sharp, _DENSITY), _SHIFT_DENSITY * s)
+    return low, high, density + 0 * low
 
 
-def _upper_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
-    """Windows near the floor and, forward, from the first to the last peak."""
-    floor, s, last = ratios.floor, ratios.parts.shift, ratios.last
-    bottom, top = np.min(floor, axis=0), np.max(floor, axis=0)
-    near = _HALF_WIDTH + np.maximum(top - bottom, 0.5 * _HALF_WIDTH)
-    if direction == "backward":
-        return _windows(t, ratios, near)
+def _peaks_above(t: Array, side: Side, near: Array) -> tuple[Array, Array, Array]:
+    """Returns (K, n) peaks, points near the floor, and nats lost between peaks."""
+    floor, s, last = side.floor, side.parts.shift, len(side.numbers)
     alpha, size = 1 + t, min(_NUM_PEAKS, last)
     index = np.arange(1, size + 1)[:, None]
     grown = np.round(np.exp((index - 1) / max(size - 1, 1) * np.log(last + 0.0)))
     j = np.where(last > size, grown, np.minimum(index, last + 0.0))
     # A peak of N(j s) over N(0), and over N(-j s); and those in between: stationary
     # points of a component's exponent, from both ends.
-    over = 2 * alpha - 1 if ratios.covers or ratios.replaced else alpha
+    over = 2 * alpha - 1 if side.covers or side.replaced else alpha
 
     def slope(x: Array) -> tuple[Array, Array]:
-        rise = np.stack([alpha * s * ratios.mean_at(row) for row in x])
-        if ratios.replaced:
-            rise += np.stack([(alpha - 1) * s * ratios.mean_at(-row) for row in x])
+        rise = np.stack([alpha * s * side.mean_at(row) for row in x])
+        if side.replaced:
+            rise += np.stack([(alpha - 1) * s * side.mean_at(-row) for row in x])
         return rise, np.zeros_like(x)
 
-    zero, end = np.zeros_like(floor), (2 * alpha - 1) * ratios.parts.count * s
+    zero, end = np.zeros_like(floor), (2 * alpha - 1) * side.parts.count * s
     settled = settle(slope, np.stack([zero, end]), zero, end)
     peaks = [alpha * j * s, over * j * s, np.max(settled, 1), np.min(settled, 1)]
-    peaks = np.concatenate(peaks) - 0.5 * (top + bottom)
+    middle = 0.5 * (np.max(floor, axis=0) + np.min(floor, axis=0))
     base = 0.5 * near * np.linspace(0.0, 1.0, 5)[:, None]
     slack = np.minimum((alpha * s) ** 2 / 8, _BETWEEN)
-    far = _counting(Ratios.upper, peaks, base, t, ratios, slack, 0.5 * (top - bottom))
-    return _windows(t, ratios, near, far)
+    return np.concatenate(peaks) - middle, base, slack
 
 
-def _lower_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
-    """Windows near the floor and, backward, to where ``B^+`` no longer decreases."""
-    floor, s = ratios.floor, ratios.parts.shift
-    top = np.max(floor, axis=0)
-    near = 2 * _HALF_WIDTH + top
-    if direction == "forward":
-        return _windows(t, ratios, near)
+def _peaks_below(t: Array, side: Side) -> tuple[Array, Array, Array]:
+    """Returns the same to where ``B^+`` no longer decreases."""
+    floor, s = side.floor, side.parts.shift
 
     # The last peak is at x = -t s E j, whose mean decreases with x.
     def slope(x: Array) -> Array:
-        return -t * s * ratios.mean_at(x)
+        return -t * s * side.mean_at(x)
 
-    peaks = floor - only_root(slope, -t * ratios.last * s + 0 * floor, 0 * floor)
+    peaks = floor - only_root(slope, -t * len(side.numbers) * s + 0 * floor, 0 * floor)
     far = np.max(peaks, axis=0)
     points = np.concatenate([far * np.linspace(0.0, 1.0, _NUM_PROBES)[:, None], peaks])
     slack = np.minimum((far / _NUM_PROBES) ** 2 / 8, _BETWEEN)
-    spread = top - np.min(floor, axis=0)
-    far = _counting(Ratios.lower, points, points, -1 - t, ratios, slack, spread)
-    return _windows(t, ratios, near, far)
+    return points, points, slack
 
 
-def _counting(
-    ratio: Callable[[Ratios, Array], Ratio],
-    points: Array,
-    others: Array,
-    t: Array,
-    ratios: Ratios,
-    slack: Array,
-    spread: Array,
-) -> tuple[Array, Array]:
-    """Returns ends around the (K, n) points where ``Q (P/Q)^{1+t}`` counts."""
-
-    def largest(w: Array) -> Array:
-        loss, density = _densities(ratio, ratios, np.maximum(w, 0.0))
-        return np.max(density + (1 + t) * loss, axis=0)
-
-    found, reach = largest(points), _HALF_WIDTH + spread
-    top = np.maximum(np.max(found, axis=0), np.max(largest(others), axis=0))
-    counts = found > top - _NEGLIGIBLE - slack
-    low = np.min(np.where(counts, points, np.inf), axis=0) - reach
-    high = np.max(np.where(counts, points, 0.0), axis=0) + reach
-    return np.clip(low, 0.0, high), high
-
-
-def _windows(
-    t: Array, ratios: Ratios, near: Array, *others: tuple[Array, Array]
-) -> Windows:
-    """Returns both ends and panel densities: peaks may be narrower than N(0)."""
-    s = ratios.parts.shift
-    few = np.max(ratios.parts.count, axis=0)
-    # Upper bound of the variance of j, below and between the floors.
-    variance = np.minimum(0.25 * few, 1 / (s * s))
-    sharp = _DENSITY * np.minimum(np.sqrt(1 + t * s * s * variance), _SHARPEST)
-    is_mixed = np.any(ratios.parts.log_rest > LOG_ZERO, axis=0)
-    sharp = np.where(is_mixed, sharp, _DENSITY)
-    density = np.maximum(sharp, _SHIFT_DENSITY * s)
-    low, high = map(np.stack, zip((np.zeros_like(t), near), *others, strict=True))
-    return low, high, density + 0 * low
-
+# --- Their nodes ---
 
 # Height of paths times the shift; zeros are at a height of pi.
 _ANGLE = 1.2
@@ -243,23 +439,21 @@ _USUAL_LENGTH = 30.0
 _MOST_DENSE = 8.0
 # Shift passed to `half_line` for a constant spacing.
 _EVEN = 1.0
+NOWHERE = 1e9  # an x for "never" of a path that rises from x on
 
 
-def _nodes(
-    parts: Components, cover: Array, rule: NodeRule, *, replaced: bool
-) -> LossNodes:
-    """Computes `Nodes.nodes` of (C, n) components; their weights add up to <= 1."""
+def _nodes(parts: Components, rule: NodeRule, *, replaced: bool) -> LossNodes:
+    """Computes `Nodes.nodes` of (C, n) components."""
     # Two half-lines, or one and its mirror image. Zeros of sum_j b_j e^{j s x - j²
     # s²/2} lie where Im x is an odd multiple of pi / s (Laguerre). Mixtures of both
     # signs have lower ones, and paths stay below them.
-    backward, log_cut, height = (a + 0 * cover for a in rule[:3])
-    ratios = Ratios.of(parts, cover, replaced=replaced)
-    s, floor = ratios.parts.shift, ratios.floor
-    zero = np.zeros_like(s)
-    kink, turn = ratios.turning_point()
+    backward, log_cut, height = (a + 0 * parts.cover for a in rule[:3])
+    above, *below = Side.both(parts, replaced=replaced)
+    s, zero = parts.shift, np.zeros_like(parts.shift)
+    kink, turn = above.turning_point()
     most = np.maximum(_ANGLE / s, _TOP)
 
-    def points(end: Array, kink: Array) -> tuple[Array, Pair]:
+    def path(side: Side, end: Array, kink: Array) -> tuple[Array, Pair]:
         end = np.maximum(end, 2.0)
         # A number of nodes with the rule's density, for a line of any length.
         longer = np.max(end * np.maximum(s, 1.0)) / _USUAL_LENGTH
@@ -267,69 +461,54 @@ def _nodes(
         line = half_line(zero, end, (kink,), zero + _EVEN, number)
         # Paths rise after the kink, or never if zeros are low.
         rise = np.where(_ANGLE / s < _TOP, NOWHERE, kink)
-        (re, im), element = path_points(line, zero, rise, turn, height, most=most)
-        return re + 1j * im, element
+        (re, im), (own, turned) = path_points(line, zero, rise, turn, height, most=most)
+        # Below the floor w is mirrored, and the path traversed backwards.
+        return re + 1j * side.sign * im, (own, side.sign * turned)
 
-    reach, high = _ends(ratios, log_cut)
-    ratios = ratios.up_to(np.max(high, axis=0))
-    left = np.where(backward > 0, reach, np.minimum(reach, -FURTHEST_LEFT))
-    above = points(high - np.min(floor, axis=0), kink)
-    below = above
-    if not replaced:
-        below = points(left + np.max(floor, axis=0), zero)
+    # Where densities fall to the cuts, right and left.
+    js = above.numbers * s
+    weight = np.max(above.log_shares + parts.log_weight + parts.log_some, axis=1)
+    over = (weight[:, None] + 0.5 * js * js) - log_cut
+    seen = np.where(over > 0, js + np.sqrt(2 * np.maximum(over, 0.0)), 0.0)
+    reach = np.sqrt(-2 * log_cut)
+    high = np.maximum(reach, np.max(seen, axis=0))
+    above = above.up_to(np.max(high, axis=0))
+    paths = [path(above, high - np.min(above.floor, axis=0), kink)]
+    for side in below:
+        left = np.where(backward > 0, reach, np.minimum(reach, -FURTHEST_LEFT))
+        paths.append(path(side, left + np.max(side.floor, axis=0), zero))
+    # Losses y with P's density, and if replaced -y with Q's.
+    ways, sign, forward = [backward], 1 - 2 * backward, 1 - backward
+    if replaced:
+        ways, sign, forward = [zero, zero + 1], 1.0, 1.0
 
-    def one(
-        above: tuple[Array, Pair], below: tuple[Array, Pair], cut: Array
-    ) -> LossNodes:
-        (w, element), upper = above, ratios.upper(above[0])
-        ends = [ratios.upper(w[-1:].real)]
-        # Losses y with P's density, and if replaced -y with Q's.
-        pieces, sign = [(upper, element, backward)], 1 - 2 * backward
-        if replaced:
-            pieces, sign = [(upper, element, zero + k) for k in range(2)], 1.0
-        else:
-            w, (re, im) = below
-            ends.append(ratios.lower(w[-1:].real))
-            # The mirror image of the path, traversed backwards.
-            pieces.append((ratios.lower(w.conj()), (re, -im), backward))
-        log_weight = ratios.parts.log_weight[:, None]
-        found = [_weighted(*piece, log_weight, cut) for piece in pieces]
+    def one(cut: Array, *paths: tuple[Array, Pair]) -> LossNodes:
+        found, ends = [], []
+        for side, (w, element) in zip([above, *below], paths, strict=True):
+            ratio = side.weighted_at(w)
+            found += [_weighted(*ratio, element, way, cut) for way in ways]
+            ends.append(side.weighted_at(w[-1:].real))
         a, b, c, d = map(np.concatenate, zip(*found, strict=True))
-        forward = 1.0 if replaced else 1 - backward
-        loss, density = (np.hstack([end[i] for end in ends]) for i in range(2))
-        density = np.maximum(density + forward * loss + log_weight, cut)
+        loss, density = map(np.hstack, zip(*ends, strict=True))
+        density = np.maximum(density + forward * loss, cut)
         loss, density = (x.reshape(-1, s.size) for x in (sign * loss, density))
         return collected((a, b), (c, d), density, loss)
 
-    return map_first(one, above, below, log_cut)
-
-
-def _ends(ratios: Ratios, log_cut: Array) -> tuple[Array, Array]:
-    """Returns (V, n) points, left and right, where densities fall to the cuts."""
-    parts, js = ratios.parts, ratios.numbers * ratios.parts.shift
-    weight = parts.log_weight + parts.log_some + ratios.log_shares
-    weight = weight + 0.5 * js * js
-
-    def one(log_cut: Array) -> Array:
-        above = weight - log_cut
-        seen = js + np.sqrt(2 * np.maximum(above, 0.0))
-        return np.max(np.where(above > 0, seen, 0.0), axis=(0, 1))
-
-    reach = np.sqrt(-2 * log_cut)
-    return reach, np.maximum(reach, map_first(one, log_cut))
+    return map_first(one, log_cut, *paths)
 
 
 def _weighted(
-    ratio: Ratio, element: Pair, backward: Array, log_weight: Array, log_cut: Array
+    loss: Array, density: Array, element: Pair, backward: Array, log_cut: Array
 ) -> list[Array]:
     """Returns (C K, n) parts of losses and weights on a path; 0 below the cut."""
-    loss, density = ratio[0], ratio[1] + log_weight
     unwrapped = loss.real, np.unwrap(loss.imag, axis=1)
     pairs = weighted(unwrapped, (density.real, density.imag), element, backward)
     counts = density.real + (1 - backward) * loss.real > log_cut
     found = (np.where(counts, part, 0.0) for pair in pairs for part in pair)
     return [part.reshape(-1, part.shape[-1]) for part in found]
 
+
+# --- The mechanism ---
 
 # Error of losses from rounding a root, over 1 + u: the largest of 400 that were
 # compared with 50 digits. For large losses the methods add more.
@@ -402,11 +581,11 @@ class PeopleLoss(GaussianLoss, Nodes):
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """See `Profile`: weighted sums over the components."""
         shape = np.broadcast_shapes(np.shape(u), self.shape)
-        u, e, parts = self._components(u, shape)
+        u, parts = self._components(u, shape)
         factors = self.outer_rate, self.chance, self.shift, self._largest_count()
         factors = [np.broadcast_to(factor, shape) for factor in factors]
         found = []
-        for half in parts.halves(e, replaced=self.is_symmetric):
+        for half in parts.halves(parts.cover, replaced=self.is_symmetric):
             both = half.tails(u + np.zeros_like(half.q_zero))
             profile, tail = (logsumexp(parts.log_weight + a) for a in both)
             found.append(scaled((profile, tail), *factors))
@@ -424,18 +603,16 @@ class PeopleLoss(GaussianLoss, Nodes):
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`; exact up to quadrature error."""
-        t, e, parts = self._components(t, np.broadcast_shapes(np.shape(t), self.shape))
-        return _log_excess(t, parts, e, rule, replaced=self.is_symmetric)
+        t, parts = self._components(t, np.broadcast_shapes(np.shape(t), self.shape))
+        return _log_excess(t, parts, rule, replaced=self.is_symmetric)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`."""
-        e, parts = self._components(self.shift, self.shape)[1:]
-        return _nodes(parts, e, rule, replaced=self.is_symmetric)
+        _, parts = self._components(self.shift, self.shape)
+        return _nodes(parts, rule, replaced=self.is_symmetric)
 
-    def _components(
-        self, u: Array, shape: tuple[int, ...]
-    ) -> tuple[Array, Array, Components]:
-        """Returns u and e, broadcast to a shape, and the components."""
+    def _components(self, u: Array, shape: tuple[int, ...]) -> tuple[Array, Components]:
+        """Returns u, broadcast to a shape, and the components."""
         u, e, s = (np.broadcast_to(a, shape) for a in (u, self.cover_rate, self.shift))
         count, weight, log_rest = self._table(shape)
         some = ((log_rest < 0) | self.loses_nothing) & (count > 0)
@@ -445,7 +622,7 @@ class PeopleLoss(GaussianLoss, Nodes):
         s = np.clip(np.where(s > 0, s, 1.0), self.SMALLEST_LOSS, self.LARGEST_LOSS)
         log_none = np.maximum(count * log_rest, LOG_ZERO)
         log_some = np.log(-np.expm1(log_none))
-        return u, e, Components(count, weight, log_some, log_none, log_rest, s)
+        return u, Components(count, weight, log_some, log_none, log_rest, s, e)
 
     def _largest_count(self) -> Array:
         n, weight, log_rest = self._table(self.shape)

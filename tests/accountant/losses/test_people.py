@@ -15,8 +15,11 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     ZeroedGaussianLoss,
 )
 from jaxdp_episodic.accountant.losses.mixture_halves import log_rest
-from jaxdp_episodic.accountant.losses.people import PeopleLoss, ReplacedPeopleLoss
-from jaxdp_episodic.accountant.losses.people_ratios import log_add
+from jaxdp_episodic.accountant.losses.people import (
+    PeopleLoss,
+    ReplacedPeopleLoss,
+    log_add,
+)
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer

@@ -17,10 +17,10 @@ from jaxdp_episodic.accountant._engine import (
     Chunks,
     Kernel,
     choose_engine,
-    engine_name,
-    float64_boundary,
     in_chunks,
+    jitted,
     on_cpu,
+    on_jax,
     using_choice,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
@@ -43,9 +43,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     namespace,
     sigmoid,
     taken,
-    while_each,
 )
-from jaxdp_episodic.accountant.numerics.quadrature import SIZES
 
 # Shift beyond which no order has a moment that small losses dominate.
 _LARGE_SHIFT = 1e3
@@ -143,48 +141,33 @@ FINE = Quadrature(32, 16)
 # Quadrature of the search for the order: it resolves the phase transition of the
 # sampled Gaussian, a cliff of L(t) with the best order at its foot.
 COARSE = Quadrature(16, 10)
-# The same for JAX, in one program with as many panels for both; the answer to 2e-10.
-_TRACED = tuple(Quadrature(20, nodes) for nodes in reversed(SIZES))
-
-
 # Trapezoidal rules in place of these, if every mechanism has one. With 32 nats a moment
 # at rate 1e-12 and noise 0.4 has a relative error of -4e-10, with 40 nats of -1e-12.
 LATTICE = Quadrature(0, 0, 40.0)
 _COARSE_LATTICE = Quadrature(0, 0, 18.0)
 
 
-# Largest number of Newton steps for log t: three or four usually, dozens at a cliff.
-_MOST_STEPS = 48
-_FIRST_STEP = 1.0  # largest first step; a long one might cross a cliff
-_TOLERANCE = 1e-13  # of log t after the last step: gradients at that order need it
-_NARROW = 1e-9  # width of a bracket of log t that ends the search
-# Largest logarithm of the derivative over its target for a last step.
-_CLOSE = 0.1
-_LOOSE = 1e-2  # error of log t after the last step of a loose search
-# Range of log t; e^90 is beyond every useful order.
-_LOG_T_RANGE = (-90.0, 90.0)
+def moments(
+    t: Array, groups: tuple[Group, ...], *, rule: MomentRule, block: int
+) -> tuple[Array, ...]:
+    """Computes `log_moment` by blocks of settings; NaN beyond a lattice."""
+
+    def part(t: Array, groups: tuple[Group, ...]) -> tuple[Array, ...]:
+        xp, found = namespace(t, groups[0].count), log_moment(t, groups, rule)
+        if rule.quadrature.num_panels:
+            return found
+        known = (xp.log(t) <= _log_lattice_end(groups)) & xp.isfinite(found[0])
+        return xp.where(known, found[0], xp.nan), *found[1:]
+
+    return by_blocks(part, (t, groups), block)
 
 
-def rdp(
-    orders: Array,
-    groups: tuple[Group, ...],
-    *,
-    direction: str,
-    on_lattice: bool,
-    block: int,
-) -> tuple[Array, Array]:
-    """Returns ``rdp(alpha)`` in nats, (n,), for one order each, and the orders."""
-    rule = MomentRule(direction, LATTICE if on_lattice else FINE)
-
-    def curve(orders: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
-        xp, t = namespace(orders, groups[0].count), orders - 1
-        (value,) = log_moment(t, groups, rule)
-        if on_lattice:
-            within = xp.log(t) < _log_lattice_end(groups)
-            value = xp.where(within & xp.isfinite(value), value, xp.nan)
-        return value / t, orders
-
-    return by_blocks(curve, (orders, groups), block)
+def _log_lattice_end(groups: tuple[Group, ...]) -> Array:
+    """Returns (n,) the log of the largest t for which all trapezoidal rules hold."""
+    # Finite: with little noise there is none, and it is below any order.
+    xp = namespace(groups[0].count)
+    ends = [xp.min(g.loss.largest_on_lattice(LATTICE), axis=0) for g in groups]
+    return xp.log(xp.maximum(functools.reduce(xp.minimum, ends), 1e-40))
 
 
 def epsilon_at(log_delta: Array, t: Array, value: Array) -> Array:
@@ -199,145 +182,148 @@ def log_delta_at(epsilon: Array, t: Array, value: Array) -> Array:
     return value - t * (epsilon + xp.log1p(1 / t)) - xp.log1p(t)
 
 
-def best(
-    target: Array,
-    groups: tuple[Group, ...],
-    *,
-    is_epsilon: bool,
-    loose: bool = False,
-    on_lattice: bool = False,
-    block: int = 0,
-) -> tuple[Array, Array]:
-    """Returns the smallest epsilon or log(delta) over orders > 1, and the order.
+# --- The search for the best order ---
 
-    ``target`` is log(delta) if epsilon is asked (``is_epsilon``), else epsilon.
-    """
-    # Newton's method in log t for the bound's derivative, which increases, within a
-    # bracket. Any order gives a valid bound, so an error of the search only raises it.
-    xp, tolerance = namespace(groups[0].count), _LOOSE if loose else _TOLERANCE
-    example = groups[0].count[0]
-    block, bound_at = block or example.size, epsilon_at if is_epsilon else log_delta_at
-    highest, budget = (-target, -target) if is_epsilon else (_LOG_T_RANGE[1], 10.0)
-    low = xp.full_like(example, _LOG_T_RANGE[0])
-    high = xp.broadcast_to(xp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
-    end, rules = high + 1, (FINE, COARSE) if xp is np else _TRACED
-    if on_lattice:
-        rules = LATTICE, _COARSE_LATTICE
-        end = _log_lattice_end(groups)
-        high = xp.minimum(high, end)
-    log_t = xp.clip(first_order(xp, groups, budget), low, high)
-
-    def improve(
-        given: tuple[Array, tuple[Group, ...], Array], state: _Search
-    ) -> _Search:
-        target, groups, end = given
-        log_t, low, high = state.log_t, state.low, state.high
-        t, answers, (fine, coarse) = xp.exp(log_t), xp.any(state.is_answer), rules
-        if xp is np:
-            rule = MomentRule(LARGER, fine if answers else coarse, not answers)
-        else:
-            pairs = zip(fine[1:], coarse[1:], strict=True)
-            size = (xp.where(answers, *pair) for pair in pairs)
-            rule = MomentRule(LARGER, Quadrature(fine.num_panels, *size), True)
-        moment = log_moment(t, groups, rule)
-        if not rule.with_derivatives:
-            return state._replace(settled=state.is_answer, value=moment[0])
-        cost, (value, first, second) = bound_at(target, t, moment[0]), moment
-        if is_epsilon:
-            spent = xp.maximum(t * first - value, 0.0) + xp.log1p(t)
-            slope = t * (t * second + 1 / (1 + t)) / spent
-            value = xp.log(spent) - xp.log(-target)
-        else:
-            paid = target + xp.log1p(1 / t)
-            slope = t * second / first + 1 / ((1 + t) * paid)
-            value = xp.log(first) - xp.log(paid)
-        better = cost < state.best
-        too_high = ~(value <= 0)  # NaN is an overflow
-        low = xp.where(too_high, low, log_t)
-        high = xp.where(too_high, log_t, high)
-        # Near a cliff the slope of the part behind it would stop the search far away.
-        most = xp.clip(2 * xp.abs(state.step), _FIRST_STEP, 4.0)
-        step = xp.clip(-value / xp.maximum(slope, 0.05), -most, most)
-        proposal = log_t + xp.where(xp.isfinite(step), step, -1.0)
-        inside = (proposal > low) & (proposal < high)
-        # Newton's method may alternate between two points: after a change of sign a
-        # step must be at most half of the last one.
-        alternates = state.step * step < 0
-        alternates &= 2 * xp.abs(step) > xp.abs(state.step)
-        proposal = xp.where(inside & ~alternates, proposal, 0.5 * (low + high))
-        # Newton's last step has an error of about its square, at a cliff too.
-        newton = -value / slope
-        near = log_t + newton
-        last = (near > low) & (near < high) & (xp.abs(value) < _CLOSE)
-        last &= newton * newton * xp.maximum(slope, 1.0) < tolerance
-        best = xp.where(better, log_t, state.best_log_t)
-        # The best order needs more nodes than there are, or another scale.
-        beyond = log_t + step >= end
-        if on_lattice:
-            beyond |= ~xp.isfinite(moment[0])
-        best = xp.where(last, near, xp.where(beyond, end, best))
-        return _Search(
-            state.count + 1,
-            proposal,
-            proposal - log_t,
-            low,
-            high,
-            xp.where(better, cost, state.best),
-            xp.where(state.is_answer, log_t, best),
-            state.is_answer | last | beyond | (high - low < _NARROW),
-            state.is_answer,
-            moment[0],
-        )
-
-    def answered(state: _Search) -> _Search:
-        """The state of a last evaluation, with the answer's rule."""
-        return state._replace(
-            count=xp.where(state.is_answer, state.count, 0),
-            log_t=state.best_log_t,
-            settled=state.is_answer,
-            is_answer=xp.ones_like(state.is_answer),
-        )
-
-    def unfinished(state: _Search) -> Array:
-        return (state.count < _MOST_STEPS) & ~state.settled
-
-    # Without steps all orders are equally good.
-    idle = xp.asarray(sum(xp.sum(group.count, axis=0) for group in groups)) == 0
-    none, worst = xp.zeros_like(log_t), xp.full_like(log_t, xp.inf)
-    ends = low, high, worst, log_t, idle
-    state = _Search(none, log_t, none, *ends, xp.zeros_like(idle), none)
-    given = target, groups, end
-    state = while_each(xp, unfinished, improve, given, state, block, answered)
-    t, value = xp.exp(state.best_log_t), state.value
-    if on_lattice:
-        found = (state.best_log_t < end) & xp.isfinite(value)
-        value = xp.where(found | idle, value, xp.nan)
-    bound = bound_at(target, t, value)
-    bound = xp.maximum(bound, 0.0) if is_epsilon else xp.minimum(bound, 0.0)
-    return bound, 1 + t
-
-
-def _log_lattice_end(groups: tuple[Group, ...]) -> Array:
-    """Returns (n,) the log of the largest t for which all trapezoidal rules hold."""
-    # Finite: with little noise there is none, and it is below any order.
-    xp = namespace(groups[0].count)
-    ends = [xp.min(g.loss.largest_on_lattice(LATTICE), axis=0) for g in groups]
-    return xp.log(xp.maximum(functools.reduce(xp.minimum, ends), 1e-40))
+# Largest number of Newton steps for log t: three or four usually, dozens at a cliff.
+_MOST_STEPS = 48
+_FIRST_STEP = 1.0  # largest first step; a long one might cross a cliff
+_TOLERANCE = 1e-13  # of log t after the last step: gradients at that order need it
+_NARROW = 1e-9  # width of a bracket of log t that ends the search
+# Largest logarithm of the derivative over its target for a last step.
+_CLOSE = 0.1
+_LOOSE = 1e-2  # error of log t after the last step of a loose search
+# Range of log t; e^90 is beyond every useful order.
+_LOG_T_RANGE = (-90.0, 90.0)
 
 
 class _Search(NamedTuple):
     """State of the search for the best order; arrays are (n,)."""
 
-    count: Array
-    log_t: Array
-    step: Array
-    low: Array
-    high: Array
-    best: Array
-    best_log_t: Array
-    settled: Array
-    is_answer: Array  # whether the best order's value is computed, by the answer's rule
-    value: Array
+    log_t: np.ndarray
+    step: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    best: np.ndarray
+    best_log_t: np.ndarray
+
+    def improved(
+        self,
+        moment: tuple[np.ndarray, ...],
+        target: np.ndarray,
+        end: np.ndarray,
+        is_epsilon: bool,
+        loose: bool,
+    ) -> tuple[_Search, np.ndarray]:
+        """The state after a step, and where the search has ended."""
+        log_t, low, high, t = self.log_t, self.low, self.high, np.exp(self.log_t)
+        value, first, second = moment
+        if is_epsilon:
+            cost = epsilon_at(target, t, value)
+            spent = np.maximum(t * first - value, 0.0) + np.log1p(t)
+            slope = t * (t * second + 1 / (1 + t)) / spent
+            gap = np.log(spent) - np.log(-target)
+        else:
+            cost = log_delta_at(target, t, value)
+            paid = target + np.log1p(1 / t)
+            slope = t * second / first + 1 / ((1 + t) * paid)
+            gap = np.log(first) - np.log(paid)
+        better = cost < self.best
+        too_high = ~(gap <= 0)  # NaN is an overflow
+        low, high = np.where(too_high, (low, log_t), (log_t, high))
+        # Near a cliff the slope of the part behind it would stop the search far away.
+        most = np.clip(2 * np.abs(self.step), _FIRST_STEP, 4.0)
+        step = np.clip(-gap / np.maximum(slope, 0.05), -most, most)
+        proposal = log_t + np.where(np.isfinite(step), step, -1.0)
+        inside = (proposal > low) & (proposal < high)
+        # Newton's method may alternate between two points: after a change of sign a
+        # step must be at most half of the last one.
+        alternates = self.step * step < 0
+        alternates &= 2 * np.abs(step) > np.abs(self.step)
+        proposal = np.where(inside & ~alternates, proposal, 0.5 * (low + high))
+        # Newton's last step has an error of about its square, at a cliff too.
+        newton = -gap / slope
+        near = log_t + newton
+        last = (near > low) & (near < high) & (np.abs(gap) < _CLOSE)
+        error = newton * newton * np.maximum(slope, 1.0)
+        last &= error < (_LOOSE if loose else _TOLERANCE)
+        # The best order needs more nodes than there are, or another scale.
+        beyond = (log_t + step >= end) | np.isnan(value)
+        best = np.where(better, log_t, self.best_log_t)
+        best = np.where(last, near, np.where(beyond, end, best))
+        cost = np.where(better, cost, self.best)
+        new = _Search(proposal, proposal - log_t, low, high, cost, best)
+        return new, last | beyond | (high - low < _NARROW)
+
+
+class Solver(NamedTuple):
+    """Solves a batch of (n,) settings by one kind of quadrature."""
+
+    target: np.ndarray  # log(delta), epsilon or an order
+    groups: tuple[Group, ...]
+    direction: str
+    on_lattice: bool
+
+    def moments(
+        self, log_t: np.ndarray, index: Any, quadrature: Quadrature, derivatives: bool
+    ) -> tuple[np.ndarray, ...]:
+        """Computes `moments` of the settings ``index``, on the engine for all."""
+        losses = [group.loss for group in self.groups]
+        kinds = tuple((type(g.loss).__name__, len(g.count)) for g in self.groups)
+        kernel = _KERNEL._replace(what=(self.direction, self.on_lattice, kinds))
+        engine, block = choose_engine(self.target.size, kernel, losses), 0
+        program: Any = moments
+        if engine == "jax":
+            program = functools.partial(on_jax, jitted(moments, ("rule", "block")))
+            block = _CPU_BLOCK if on_cpu() else 0
+        rule = MomentRule(self.direction, quadrature, derivatives)
+        program = functools.partial(program, rule=rule, block=block)
+        part = np.exp(log_t), taken(self.groups, index)
+        with np.errstate(all="ignore"):
+            return in_chunks(program, part, _CHUNKS, engine)
+
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """The divergences at orders, one for each setting; and the orders."""
+        t, rule = self.target - 1, LATTICE if self.on_lattice else FINE
+        (value,) = self.moments(np.log(t), slice(None), rule, False)
+        return value / t, self.target
+
+    def best(self, *, is_epsilon: bool, loose: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The smallest epsilon or log(delta) over orders > 1, and the order."""
+        # Newton's method in log t for the bound's derivative, which increases, within a
+        # bracket. Any order gives a valid bound, so an error of the search only raises
+        # it.
+        target, groups, shape = self.target, self.groups, self.target.shape
+        rules, budget, high = (FINE, COARSE), 10.0, np.full(shape, _LOG_T_RANGE[1])
+        if is_epsilon:
+            budget, high = -target, np.minimum(-target, high)
+        low, end = np.full(shape, _LOG_T_RANGE[0]), high + 1
+        if self.on_lattice:
+            rules, end = (LATTICE, _COARSE_LATTICE), _log_lattice_end(groups)
+            high = np.minimum(high, end)
+        log_t = np.clip(first_order(np, groups, budget), low, high)
+        worst = np.full(shape, np.inf)
+        state = _Search(log_t, 0 * log_t, low, high, worst, log_t.copy())
+        # Without steps all orders are equally good.
+        idle = sum(np.sum(group.count, axis=0) for group in groups) == 0
+        left = np.flatnonzero(~idle)
+        for _ in range(_MOST_STEPS):
+            if not left.size:
+                break
+            old, goal, last = taken((state, target, end), left)
+            moment = self.moments(old.log_t, left, rules[1], True)
+            new, settled = old.improved(moment, goal, last, is_epsilon, loose)
+            for every, part in zip(state, new, strict=True):
+                every[left] = part
+            left = left[~settled]
+        log_t = state.best_log_t
+        (value,) = self.moments(log_t, slice(None), rules[0], False)
+        if self.on_lattice:
+            value = np.where((log_t < end) | idle, value, np.nan)
+        if is_epsilon:
+            bound = np.maximum(epsilon_at(target, np.exp(log_t), value), 0.0)
+        else:
+            bound = np.minimum(log_delta_at(target, np.exp(log_t), value), 0.0)
+        return bound, 1 + np.exp(log_t)
 
 
 # --- The method ---
@@ -392,7 +378,7 @@ def at_most_total_variation(
 # Settings computed side by side on the CPU: their arrays fit its cache.
 _CPU_BLOCK = 64
 # Settings in a call of the kernel, which JAX compiles for one size.
-_CHUNKS = Chunks(_CPU_BLOCK, (8 * _CPU_BLOCK,), (16384,))
+_CHUNKS = Chunks(_CPU_BLOCK, (16 * _CPU_BLOCK,), (16384,))
 _KERNEL = Kernel("rdp", numpy_seconds=1e-4, compile_seconds=4.0, least=1024)
 # Number of settings, left over by trapezoidal rules, below which NumPy computes panels:
 # a setting takes it 1 ms, and compiling 10 s.
@@ -413,8 +399,8 @@ def rdp_bound(
     # A loose bound ends the search for the order sooner: half of 200 random settings
     # were less than 1e-10 above the other, 99 % less than 4e-4, the worst 1e-2.
     ends, kinds = (question.nothing, question.everything), {"loose": loose}
-    kinds["is_epsilon"] = question.is_epsilon
-    value, order = _evaluate(_best, question.target, run, ends, **kinds)
+    solve = functools.partial(Solver.best, is_epsilon=question.is_epsilon, **kinds)
+    value, order = _evaluate(solve, question.target, run, ends)
     return at_most_total_variation(question, run, value), order
 
 
@@ -430,22 +416,18 @@ def bounding_few(
 def rdp_curve(orders: np.ndarray, run: Run, direction: str) -> np.ndarray:
     """Returns ``D_alpha`` of one direction of the composed pair, nats; broadcasts."""
     # If the loss may be infinite, so is the divergence.
-    value, _ = _evaluate(_rdp, orders, run, (0.0, np.inf), direction=direction)
+    value, _ = _evaluate(Solver.curve, orders, run, (0.0, np.inf), direction)
     return value
 
 
-_rdp = float64_boundary(rdp, static=("direction", "on_lattice", "block"))
-_best = float64_boundary(best, static=("is_epsilon", "loose", "on_lattice", "block"))
-
-
 def _evaluate(
-    kernel: Callable[..., tuple[np.ndarray, np.ndarray]],
+    solve: Callable[[Solver], tuple[np.ndarray, np.ndarray]],
     target: np.ndarray,
     run: Run,
     ends: tuple[float, float],
-    **static: Any,
+    direction: str = LARGER,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Evaluates a kernel at every setting; ``ends`` are the trivial answers."""
+    """Solves every setting; ``ends`` are the trivial answers."""
     shape = np.broadcast_shapes(np.shape(target), run.shape)
     if 0 in shape:
         return np.zeros(shape), np.zeros(shape)
@@ -458,48 +440,21 @@ def _evaluate(
     flat_target = np.broadcast_to(np.asarray(target, np.float64), shape).reshape(-1)
     size = flat_target.size
     groups = map_arrays(lambda a: np.broadcast_to(a, (len(a), size)), whole.groups())
-    arrays: tuple[Any, ...] = (flat_target, groups)
-    forward = static.get("direction", LARGER) != "backward"
-    if forward and all(g.loss.has_lattice for g in groups):
-        value, order = _by_chunks(kernel, arrays, on_lattice=True, **static)
+    on_lattice = direction != "backward" and all(g.loss.has_lattice for g in groups)
+    solver = Solver(flat_target, groups, direction, on_lattice)
+    with np.errstate(all="ignore"):
+        value, order = map(np.array, solve(solver))
         left = np.flatnonzero(np.isnan(value))
-        if left.size:
-            some = taken(arrays, left)
+        if on_lattice and left.size:
+            some, rest = taken((flat_target, groups), left)
             with bounding_few(left.size, _FEW_ON_PANELS):
-                value[left], order[left] = _by_chunks(kernel, some, **static)
-    else:
-        value, order = _by_chunks(kernel, arrays, **static)
+                found = solve(Solver(some, rest, direction, on_lattice=False))
+            value[left], order[left] = found
     value, order = value.reshape(shape), order.reshape(shape)
     value = np.where(no_loss, nothing, np.where(no_noise, everything, value))
     order = np.where(no_loss | no_noise, np.inf, order)
     # A NaN would compare as safe in the wrong direction, so it becomes the upper end.
     return np.where(np.isnan(value), everything, value), order
-
-
-def _by_chunks(
-    kernel: Callable[..., tuple[np.ndarray, np.ndarray]],
-    arrays: tuple[Any, ...],
-    *,
-    on_lattice: bool = False,
-    **static: Any,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Evaluates a kernel in chunks, on the engine for this many settings."""
-    size, losses = arrays[0].size, [group.loss for group in arrays[1]]
-
-    def chunk(*part: Any) -> tuple[np.ndarray, np.ndarray]:
-        options, block = dict(static), part[0].shape[-1]
-        if engine_name() == "jax":  # not compiled for ``loose``
-            options.pop("loose", None)
-            block = min(block, _CPU_BLOCK) if on_cpu() else block
-        return kernel(*part, on_lattice=on_lattice, block=block, **options)
-
-    kinds = tuple((type(g.loss).__name__, len(g.count)) for g in arrays[1])
-    of = static.get("direction"), static.get("is_epsilon")
-    asked = kernel.__name__, *of, on_lattice, kinds
-    engine = choose_engine(size, _KERNEL._replace(what=asked), losses)
-    with using_choice(engine):
-        value, order = in_chunks(chunk, arrays, _CHUNKS, engine)
-    return value, order
 
 
 def answer_at_orders(

@@ -14,9 +14,6 @@ Array = Any
 """A NumPy array, a JAX array or a tracer."""
 
 
-# Inverse share of a block's settings that are finished with those of other blocks.
-_FEW_LEFT = 8
-
 # Classes that are not JAX's. `namespace` is called very often, and this is fastest.
 _NUMPY = (np.ndarray, np.generic, float, int)
 
@@ -152,7 +149,7 @@ def by_blocks(
     leaves: list[Any] = []
     map_arrays(leaves.append, trees)
     xp = namespace(*leaves)
-    if leaves[0].shape[-1] == block:
+    if block in (0, leaves[0].shape[-1]):
         return function(*trees)
 
     def cut(a: Any) -> Any:
@@ -160,76 +157,6 @@ def by_blocks(
         return xp.moveaxis(a.reshape(*a.shape[:-1], -1, block), -2, 0)
 
     return tuple(a.reshape(-1) for a in map_first(function, *map_arrays(cut, trees)))
-
-
-def while_each(
-    xp: Any,
-    unfinished: Callable[[Any], Any],
-    body: Callable[[Any, Any], Any],
-    given: Any,
-    state: Any,
-    block: int,
-    again: Callable[[Any], Any] | None = None,
-) -> Any:
-    """For each setting applies ``state = body(given, state)`` while unfinished."""
-    # When all are finished a second round, which is the last, begins at again(state).
-    # NumPy computes only the unfinished settings. JAX computes a block while more than
-    # a few of its settings are unfinished, and then the rest of all blocks together.
-    size = state[0].shape[-1]
-    if xp is np:
-        result, index, whole = map_arrays(np.array, state), np.arange(size), given
-        while True:
-            left = np.flatnonzero(unfinished(state))
-            if not left.size:
-                if again is None:
-                    return result
-                given, state, index, again = whole, again(result), np.arange(size), None
-                continue
-            if left.size < index.size:
-                index = index[left]
-                given, state = taken((given, state), left)
-            state = body(given, state)
-            for every, part in zip(result, state, strict=True):
-                every[index] = part
-    from jax import lax
-
-    def chosen(condition: Any, new: Any, old: Any) -> Any:
-        pairs = zip(new, old, strict=True)
-        return type(old)(*(xp.where(condition, a, b) for a, b in pairs))
-
-    def iterate(given: Any, state: Any) -> Any:
-        """One iteration, of the unfinished settings only."""
-        return chosen(unfinished(state), body(given, state), state)
-
-    def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Iterates a block of a list while more than ``most`` are unfinished."""
-        (index, place, number, most), state = carry
-        those = lax.dynamic_slice_in_dim(index, place, block)
-        part, begun = taken((given, state), those)
-        ended = lax.while_loop(
-            lambda state: xp.sum(unfinished(state), dtype=np.int32) > most,
-            functools.partial(iterate, part),
-            begun,
-        )
-        ends = zip(state, ended, strict=True)
-        state = type(state)(*(whole.at[those].set(part) for whole, part in ends))
-
-        def relisted() -> tuple[Any, ...]:
-            """The unfinished settings; the last one fills up the block."""
-            none, last = ~xp.any(unfinished(state)), again(state) if again else state
-            begun = chosen(none, last, state)
-            left = unfinished(begun)
-            index = xp.nonzero(left, size=size, fill_value=size - 1)[0]
-            count = xp.sum(left, dtype=np.int32)
-            return (index, 0 * place, count, 0 * most), begun
-
-        rest = (index, place + block, number, most), state
-        return lax.cond(place + block >= number, relisted, lambda: rest)
-
-    # One loop, so that its body is compiled once.
-    most = np.int32(0 if size == block else block // _FEW_LEFT)
-    every = (xp.arange(size), np.int32(0), np.int32(size), most), state
-    return lax.while_loop(lambda carry: carry[0][1] < carry[0][2], advance, every)[1]
 
 
 def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:

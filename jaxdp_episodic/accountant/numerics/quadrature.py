@@ -26,8 +26,6 @@ _LEAST_ROWS = 8
 # More panels than these are laid only if windows ask for them.
 _MANY_PANELS = 128
 _ENOUGH = 2.0  # panels that are then laid for each that windows ask for
-# Numbers of nodes per panel of a search and of its answer.
-SIZES = 8, 32
 
 
 @functools.cache
@@ -42,34 +40,22 @@ def integrate_panels(
     lefts: Array,
     rights: Array,
     *,
-    nodes_per_panel: Array,
+    nodes_per_panel: int,
 ) -> tuple[Array, ...]:
-    """Integrals over all panels of each setting, one for each returned function.
-
-    JAX may trace the number of nodes, which then is one of `SIZES`.
-    """
-    xp = namespace(lefts, rights)
+    """Integrals over all panels of each setting, one for each returned function."""
+    xp, (nodes, weights) = namespace(lefts, rights), gauss_legendre(nodes_per_panel)
     width = rights - lefts
     if xp is np:
         # All nodes at once: few calls of NumPy.
-        nodes, weights = gauss_legendre(int(nodes_per_panel))
         values = integrand(lefts + width * nodes[:, None, None])
         weights = weights[:, None, None] * width
         return tuple(np.sum(weights * value, axis=(0, 1)) for value in values)
 
-    # One node after another, of all panels at once: arrays that fit the cache, in one
-    # program for any number of nodes.
+    # One node after another, of all panels at once: arrays that fit the cache.
     import jax
 
-    if isinstance(nodes_per_panel, int):
-        rule = xp.stack(gauss_legendre(nodes_per_panel))
-    else:
-        few, rule = map(np.stack, map(gauss_legendre, SIZES))
-        few = np.pad(few, ((0, 0), (0, SIZES[1] - SIZES[0])))
-        rule = xp.where(nodes_per_panel > SIZES[0], rule, few)
-
     def add_node(k: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        node, weight = at(rule.T, k)
+        node, weight = at(xp.stack([nodes, weights], axis=1), k)
         pairs = zip(totals, integrand(lefts + width * node), strict=True)
         return tuple(total + weight * value for total, value in pairs)
 

@@ -32,6 +32,7 @@ from jaxdp_episodic.accountant.describe.step import (
     parts_of,
 )
 from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
 from jaxdp_episodic.accountant.methods import rdp as renyi
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import Array
@@ -510,9 +511,9 @@ def divergences(
     def values(*leaves: Array) -> Array:
         orders, counts, loss = asked_of(*leaves)
         register_dataclasses(loss)
-        groups, options = (Group(loss, counts),), {"direction": "forward"}
-        found, _ = renyi.rdp(orders, groups, on_lattice=True, block=block, **options)
-        return found[:size].reshape(shape)
+        groups, rule = (Group(loss, counts),), MomentRule("forward", renyi.LATTICE)
+        (found,) = renyi.moments(orders - 1, groups, rule=rule, block=block)
+        return (found / (orders - 1))[:size].reshape(shape)
 
     orders, _, loss = asked_of(*leaves)
     known = (orders > 1) & (orders < _LARGEST_ORDER)

@@ -118,15 +118,12 @@ def asked(loss):
     shape = solver.Shape(112, (3,), 32, 32)
     kernel = functools.partial(solver.one_pass, shape=shape)
     yield kernel, (3.0, 24.0, 0.0, *[NUMBERS] * 6, groups)
-    panels = [(rdp.rdp, {"on_lattice": False, "direction": "backward"})]
-    for on_lattice in {False, loss.has_lattice}:
-        panels += [
-            (rdp.best, {"is_epsilon": True, "on_lattice": on_lattice}),
-            (rdp.best, {"is_epsilon": False, "on_lattice": on_lattice}),
-            (rdp.rdp, {"on_lattice": on_lattice, "direction": LARGER}),
-        ]
-    for kernel, static in panels:
-        yield functools.partial(kernel, block=SIZE, **static), (NUMBERS, groups)
+    rules = [MomentRule("backward", rdp.FINE)]
+    for quadrature in {rdp.FINE, rdp.LATTICE if loss.has_lattice else rdp.FINE}:
+        rules += [MomentRule(LARGER, quadrature, slopes) for slopes in (False, True)]
+    for rule in rules:
+        kernel = functools.partial(rdp.moments, rule=rule, block=SIZE)
+        yield kernel, (NUMBERS, groups)
     for kernel in (
         single_steps.delta_of_profile,
         single_steps.epsilon_of_profile,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 import pytest
 
 from jaxdp_episodic.accountant._engine import float64_boundary
-from jaxdp_episodic.accountant.numerics.loops import by_blocks, namespace, while_each
+from jaxdp_episodic.accountant.numerics.loops import by_blocks
 from jaxdp_episodic.accountant.numerics.roots import largest_within, smallest_within
 
 TOLERANCE = 1e-7
@@ -121,40 +119,6 @@ def test_a_value_of_zero_ends_the_search(function):
     seen = []
     assert smallest_within(lambda x: seen.append(x) or function(x), np.ones(1)) == 5
     assert len(seen) < 20  # bisecting the rest would take 50
-
-
-# --- Loops that each setting leaves separately ---
-
-
-class Steps(NamedTuple):
-    count: Any
-    total: Any
-
-
-def _walk(need, lengths, *, block):
-    """Each setting's number of steps of two lengths, and their total length."""
-    xp = namespace(need)
-
-    def step(given, steps):
-        _, lengths = given
-        return Steps(steps.count + 1, steps.total + xp.sum(lengths, axis=0))
-
-    def unfinished(steps):
-        return steps.total < 10 * xp.ones_like(steps.total)
-
-    none = xp.zeros_like(need)
-    start = Steps(none, 10 - need * xp.sum(lengths, axis=0))
-    return while_each(xp, unfinished, step, (need, lengths), start, block)
-
-
-@pytest.mark.parametrize("block", [4, 8, 40])
-def test_each_setting_has_its_own_number_of_turns(engine, block):
-    """In any order of long and short ones, independent of its neighbours."""
-    rng = np.random.default_rng(block)
-    need, lengths = rng.integers(0, 9, 40), 2.0 ** rng.integers(-3, 3, (2, 40))
-    count, total = float64_boundary(_walk, ("block",))(need, lengths, block=block)
-    np.testing.assert_array_equal(count, need)
-    np.testing.assert_array_equal(total, 10)
 
 
 def test_blocks_are_joined_in_order(engine):

@@ -22,8 +22,8 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     PrivacyLoss,
     Profile,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array, map_arrays, namespace
-from jaxdp_episodic.accountant.numerics.roots import smallest_within
+from jaxdp_episodic.accountant.numerics.loops import Array, map_arrays, namespace, taken
+from jaxdp_episodic.accountant.numerics.roots import largest_within
 
 # Rounding error of a logarithm after a few operations, relative to 1 and its size.
 _ROUNDING = 1e-15
@@ -380,18 +380,6 @@ def _log_delta(epsilon: Array, loss: Profile) -> Array:
     return xp.minimum(xp.maximum(forward, backward), 0.0)
 
 
-def _epsilon(log_delta: Array, loss: Profile) -> Array:
-    """Returns the epsilon at which the profile, as computed, is at most delta."""
-    xp = namespace(log_delta, loss.outer_rate)
-
-    def excess(x: Array) -> Array:
-        return _log_delta(x, loss) - log_delta
-
-    at_zero = excess(xp.zeros_like(log_delta)) <= 0
-    found = smallest_within(excess, xp.where(at_zero, 0.0, 1.0))
-    return xp.where(at_zero, 0.0, found)
-
-
 def _slope(epsilon: Array, loss: Profile) -> tuple[Array, Array]:
     """Returns ``log(delta)`` and minus its derivative, of the larger direction."""
     # If both are equal, as at 0, the one with the smaller slope is larger further on.
@@ -407,8 +395,29 @@ def _slope(epsilon: Array, loss: Profile) -> tuple[Array, Array]:
 
 
 delta_of_profile = float64_boundary(_log_delta)
-epsilon_of_profile = float64_boundary(_epsilon)
 slope_of_profile = float64_boundary(_slope)
+# Range of the epsilons that are searched for, above 0.
+_EPSILONS = (1e-30, 1e36)
+_WIDTH = 2e-15  # relative distance from a point at which delta is larger
+
+
+@np.errstate(all="ignore")
+def epsilon_of_profile(log_delta: np.ndarray, loss: Profile) -> np.ndarray:
+    """Returns the epsilon at which the profile, as computed, is at most delta, (n,)."""
+    size = log_delta.size
+    loss = loss.map(lambda a: np.broadcast_to(a, size) if np.ndim(a) < 2 else a)
+    found = np.zeros(size)
+    left = np.flatnonzero(~(_log_delta(found, loss) <= log_delta))
+    goal, rest = log_delta[left], taken(loss, left)
+
+    def excess(inverse: np.ndarray, index: np.ndarray) -> np.ndarray:
+        return _log_delta(1 / inverse, taken(rest, index)) - goal[index]
+
+    ends = 1 / _EPSILONS[1], 1 / _EPSILONS[0]
+    start = np.ones(left.size)
+    inverse = largest_within(excess, start, ends, slope=1.0, tolerance=_WIDTH)
+    found[left] = 1 / inverse
+    return found
 
 
 # Relative rounding error of the shift of composed Gaussians, for each step.

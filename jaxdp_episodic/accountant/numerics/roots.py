@@ -1,7 +1,4 @@
-"""Roots of monotone functions, for many elements at once.
-
-`largest_within` runs on the host, `smallest_within` is a kernel.
-"""
+"""Roots of monotone functions, for many elements at once, on the host."""
 
 from __future__ import annotations
 
@@ -10,22 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.loops import Array, namespace, while_loop
-
 _MAX_EVALUATIONS = 200
-# `largest_within`: largest and smallest first step, in log x, and the largest factor.
-_FARTHEST = np.log(16.0)
-_NEAREST = 5e-4
-_LARGEST_FACTOR = 1e4
-# `smallest_within`: relative width of the final bracket.
-_WIDTH = 2e-15
-# `smallest_within`: factor between the points tried for a bracket.
-_FACTOR = 64.0
-# `smallest_within`: range of these points.
-_SMALLEST = 1e-30
-_LARGEST = 1e36
-# Absolute value at which function values are clipped, as they may be infinite.
-_CLIP = 1e8
+_FARTHEST = np.log(16.0)  # largest first step, in log x
+_NEAREST = 5e-4  # smallest first step
+_LARGEST_FACTOR = 1e4  # between two points that are tried for a bracket
 
 
 def largest_within(
@@ -106,73 +91,3 @@ def largest_within(
         going = np.where(within, at < most, at > least)
         active = active[np.where(both, is_open, going)]
     raise RuntimeError(f"no convergence after {_MAX_EVALUATIONS} evaluations")
-
-
-def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:
-    """Approximates the smallest x with ``function(x) <= 0``, function decreasing.
-
-    inf where the function is positive or NaN up to 1e36. Reference: Chandrupatla
-    (1997), Advances in Engineering Software 28, 145-149.
-    """
-    first = function(start)
-    xp = namespace(start, first)
-
-    def known(f: Array) -> Array:  # NaN counts as positive
-        return xp.where(f <= 0, xp.maximum(f, -_CLIP), xp.where(f > 0, f, _CLIP))
-
-    searched = start > 0
-
-    def unbracketed(state: tuple[Array, ...]) -> Array:
-        (x, f), (other, _) = state
-        away = xp.where(f > 0, x < _LARGEST, x > _SMALLEST)
-        return searched & away & (other == x)
-
-    def step_out(state: Any) -> Any:
-        (x, f), (other, g) = state
-        moved = unbracketed(state)
-        probe = xp.where(moved, xp.where(f > 0, x * _FACTOR, x / _FACTOR), x)
-        value = known(function(probe))
-        # The two ends become different when the sign changes.
-        crossed = (value > 0) != (f > 0)
-        other = xp.where(moved & ~crossed, probe, other)
-        g = xp.where(moved & ~crossed, value, g)
-        return (xp.where(moved, probe, x), xp.where(moved, value, f)), (other, g)
-
-    ends = ((start, known(first)), (start, known(first)))
-    new, old = while_loop(xp, lambda state: xp.any(unbracketed(state)), step_out, ends)
-    lost = searched & ~(new[1] <= 0) & (new[0] == old[0])
-
-    def unsettled(state: tuple[Any, ...]) -> Array:
-        count, (x, _), (other, _), _, _ = state
-        wide = xp.abs(x - other) > _WIDTH * xp.maximum(x, other)
-        return (count < _MAX_EVALUATIONS) & xp.any(wide)
-
-    def interpolate(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        count, (x1, f1), (x2, f2), _, share = state
-        x = x1 + share * (x2 - x1)
-        f = known(function(x))
-        same = (f > 0) == (f1 > 0)
-        x3, f3 = xp.where(same, x1, x2), xp.where(same, f1, f2)
-        x2, f2 = xp.where(same, x2, x1), xp.where(same, f2, f1)
-        least = 0.5 * _WIDTH * xp.maximum(x, x2) / xp.maximum(xp.abs(x2 - x), _SMALLEST)
-        share = xp.clip(_share((x, f), (x2, f2), (x3, f3)), least, 1 - least)
-        return count + 1, (x, f), (x2, f2), (x3, f3), share
-
-    state = (np.int64(0), new, old, old, xp.full_like(start, 0.5))
-    _, new, old, _, _ = while_loop(xp, unsettled, interpolate, state)
-    found = xp.where(new[1] <= 0, new[0], old[0])
-    return xp.where(lost, xp.inf, found)
-
-
-def _share(new: Any, old: Any, before: Any) -> Array:
-    """Next point, as a fraction of the way from ``new`` to ``old``."""
-    (x1, f1), (x2, f2), (x3, f3) = new, old, before
-    xp = namespace(x1, f1)
-    with np.errstate(all="ignore"):
-        xi = (x1 - x2) / (x3 - x2)
-        phi = (f1 - f2) / (f3 - f2)
-        fits = (phi * phi < xi) & ((1 - phi) ** 2 < 1 - xi)
-        share = f1 / (f2 - f1) * f3 / (f2 - f3)
-        share = share + (x3 - x1) / (x2 - x1) * f1 / (f3 - f1) * f2 / (f3 - f2)
-    # A fraction of 0 or 1 means a value of 0 there: the root is next to it.
-    return xp.where(fits & (share >= 0) & (share <= 1), share, 0.5)

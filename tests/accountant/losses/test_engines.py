@@ -126,7 +126,6 @@ def asked(loss):
         yield kernel, (NUMBERS, groups)
     for kernel in (
         single_steps.delta_of_profile,
-        single_steps.epsilon_of_profile,
         single_steps.slope_of_profile,
     ):
         yield kernel.__wrapped__, (NUMBERS, loss)

@@ -200,35 +200,21 @@ class Calibration(Question):
 
     def initial_inverse_noise(self) -> np.ndarray:
         """*Estimates* the inverse noise of the targets, from which a search starts."""
-        # The smaller one of two: a Gaussian with the variance of all losses has that
-        # epsilon, or the furthest loss of one step, at delta over the number of draws.
+        # That at which the losses have the variance mu² of a Gaussian mechanism with
+        # this epsilon = mu²/2 + mu sqrt(2 l), l the negative logarithm of delta.
         epsilon, delta = (np.asarray(a)[..., None] for a in (self.epsilon, self.delta))
-        nats = -np.log(delta)
-        mean = _shift_of(epsilon, 2 * nats) ** 2
+        nats = -2 * np.log(delta)
+        mu = 2 * epsilon / (np.sqrt(nats + 2 * epsilon) + np.sqrt(nats))
         found = np.full(self.shape, np.inf)
         with np.errstate(all="ignore"):
             run = self.runs()[0]
             for loss, count in zip(run.losses, run.counts, strict=True):
-                rate, odds, _, furthest = loss.hints()
-                each, odds = mean / (count * loss.outer_rate), np.maximum(odds, 1e-60)
-                # The variance is at most rate² (e^{s²} - 1) and rate (s² + s⁴/4).
-                square = np.maximum(
-                    np.log1p(each / rate**2), 2 * (np.sqrt(1 + each / rate) - 1)
-                )
-                draws = np.log(count * loss.outer_rate * rate)
-                one = _shift_of(
-                    epsilon - np.minimum(np.log(odds), 0.0),
-                    2 * np.maximum(nats + draws, 0.0),
-                )
-                shift = np.fmin(np.sqrt(square), one) / furthest
+                rate, _, _, furthest = loss.hints()
+                # The variance of one loss is at most rate² (e^{s²} - 1).
+                variance = mu**2 / (count * loss.outer_rate)
+                shift = np.sqrt(np.log1p(variance / rate**2)) / furthest
                 found = np.fmin(found, shift.min(axis=-1))  # NaN: no noise is needed
         return found.reshape(-1)
-
-
-def _shift_of(epsilon: np.ndarray, twice_nats: np.ndarray) -> np.ndarray:
-    """*Estimates* the shift of a Gaussian mechanism with that epsilon."""
-    # From epsilon = mu²/2 + mu sqrt(2 l), l the negative logarithm of delta.
-    return 2 * epsilon / (np.sqrt(twice_nats + 2 * epsilon) + np.sqrt(twice_nats))
 
 
 @public_function(None)

@@ -56,7 +56,6 @@ _MOST_PRODUCTS = 50_000_000
 _MOST_CELLS = 2_000_000
 # Largest number of values of a distribution, with 8 bytes each in about ten arrays.
 _MOST_LISTED = 10_000_000
-_MOST_HIDDEN = 64  # most components where a person's examples are exchanged
 # Up to so many components all are kept: rare ones decide Rényi divergences.
 _FEW_NUMBERS = 100
 _MOST_NUMBERS = 600  # most components in Theorem M: an epsilon by rdp takes 3 s
@@ -393,15 +392,10 @@ def tree_of_person(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
         # docs/proofs.md, "A sample of fixed size without the examples of a person".
         def exchanged(stages: Any) -> Mixture:
             found = theorem_m(*laws.tails_moved_up(laws.log_drawn(stages[0])))
-            if not found.cover > 0:
-                return found
             # Each of the person's examples replaces another one: 2 clip norms.
             return found._replace(counts=2 * found.counts)
 
-        settings = Settings(stages)
-        parts = settings.each(lambda stages: len(exchanged(stages).counts))
-        if np.max(parts, initial=0) <= _MOST_HIDDEN:
-            return (_pair_m(step, settings, exchanged),)
+        return (_pair_m(step, Settings(stages), exchanged),)
     is_last = is_poisson and clip == len(sampling.levels) - 1
     return _clip_units(step, stages, clip, is_poisson, is_last=is_last)
 

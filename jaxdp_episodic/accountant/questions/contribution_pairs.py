@@ -15,15 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe import people_laws as laws
-from jaxdp_episodic.accountant.describe.designs import (
-    GroupedClasses,
-    MultistageSampling,
-    PeopleBlocks,
-    Poisson,
-    Scheme,
-)
-from jaxdp_episodic.accountant.describe.people_laws import Stage, probability_of_holding
+from jaxdp_episodic.accountant.describe import designs, people_laws as laws
 from jaxdp_episodic.accountant.describe.population import BOUNDS, levels_of_people
 from jaxdp_episodic.accountant.describe.rates import (
     max_contributions,
@@ -142,7 +134,7 @@ class Mixture(NamedTuple):
 class Settings:
     """The distinct settings of levels and other numbers."""
 
-    def __init__(self, stages: Sequence[Stage], *numbers: Any) -> None:
+    def __init__(self, stages: Sequence[laws.Stage], *numbers: Any) -> None:
         self.stages = tuple(stages)
         columns = [field for stage in stages for field in stage]
         columns += [column(number) for number in numbers]
@@ -154,7 +146,7 @@ class Settings:
         self._rows = []
         for row in rows[:, 1:].tolist():
             start = 4 * len(self.stages)
-            read = tuple(Stage(*row[i : i + 4]) for i in range(0, start, 4))
+            read = tuple(laws.Stage(*row[i : i + 4]) for i in range(0, start, 4))
             self._rows.append((read, *row[start:]))
 
     def each(self, function: Callable[..., float]) -> np.ndarray:
@@ -265,7 +257,7 @@ def theorem_m(numbers: np.ndarray, masses: np.ndarray) -> Mixture:
     return Mixture(1.0, chance, numbers, masses)
 
 
-def person_stages(step: GaussianStep) -> tuple[Stage, ...]:
+def person_stages(step: GaussianStep) -> tuple[laws.Stage, ...]:
     """Returns the levels that have bounds of a person, top to bottom; worst path."""
     if step.people is None:
         return ()
@@ -286,13 +278,13 @@ def person_stages(step: GaussianStep) -> tuple[Stage, ...]:
             # A parent with fewer children than a draw takes has all of them drawn, so
             # the worst parent has exactly `draw` children.
             fewest = np.maximum(np.min(group, axis=-1, keepdims=True), draw)
-            stages.append(Stage(bound, zero, draw, fewest))
+            stages.append(laws.Stage(bound, zero, draw, fewest))
             continue
         if scheme.population is not None:
             # The population of a Poisson level bounds everybody's children.
             bound = np.minimum(bound, column(scheme.population))
         rate = np.max(rates.rates[-up], axis=-1, keepdims=True)
-        stages.append(Stage(bound, rate, zero, zero))
+        stages.append(laws.Stage(bound, rate, zero, zero))
     return tuple(reversed(stages))
 
 
@@ -335,7 +327,7 @@ def _pair_m(
     return kind(visible, product([rate, cover]), shifts, log_weights)
 
 
-def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
+def contributions(step: GaussianStep, sampling: designs.MultistageSampling) -> Pairs:
     """Dominating pairs of a protected unit above the clip level.
 
     docs/theory.md, "A unit above what is clipped": the row of the unit with the norm of
@@ -351,10 +343,10 @@ def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
     for level in range(unit, clip):
         children = most_children_drawn(sampling, step.population, level, relation)
         scheme, own = sampling.levels[level], ALWAYS
-        if isinstance(scheme, Poisson):
+        if isinstance(scheme, designs.Poisson):
             own = column(scheme.sampling_probability)
-        below.append(Stage(column(children), own, zero, zero))
-    is_poisson = isinstance(sampling.levels[unit - 1], Poisson)
+        below.append(laws.Stage(column(children), own, zero, zero))
+    is_poisson = isinstance(sampling.levels[unit - 1], designs.Poisson)
     drawn = (rate, ALWAYS) if is_poisson else (None, rate)
     certain = one_contribution(
         step, *drawn, outer=outer, is_unit=True, norms=column(most)
@@ -375,7 +367,7 @@ def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
     return (_pair_m(step, settings, number, outer, rate),)
 
 
-def tree_of_person(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
+def tree_of_person(step: GaussianStep, sampling: designs.MultistageSampling) -> Pairs:
     """Dominating pairs of a person in a multistage sampling.
 
     The levels above the clip level are treated as visible.
@@ -383,10 +375,10 @@ def tree_of_person(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
     stages = person_stages(step)
     if step.clip_unit == STEP:
         # The whole step is one contribution, which holds the person or not.
-        chance = Settings(stages).each(probability_of_holding)
+        chance = Settings(stages).each(laws.probability_of_holding)
         return (one_contribution(step, None, chance),)
     clip = sampling.level_names.index(str(step.clip_unit))
-    is_poisson = isinstance(sampling.levels[clip], Poisson)
+    is_poisson = isinstance(sampling.levels[clip], designs.Poisson)
     leaves = step.neighboring_relation == "add_remove"
     if leaves and not is_poisson and len(sampling.levels) == 1:
         # docs/proofs.md, "A sample of fixed size without the examples of a person".
@@ -400,23 +392,23 @@ def tree_of_person(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
     return _clip_units(step, stages, clip, is_poisson, is_last=is_last)
 
 
-def blocks_of_people(step: GaussianStep, design: PeopleBlocks) -> Pairs:
+def blocks_of_people(step: GaussianStep, design: designs.PeopleBlocks) -> Pairs:
     """Dominating pairs of `PeopleBlocks`: one block's episodes can hold the person."""
     rate, size = _drawn_by(design.episodes)
-    is_poisson = isinstance(design.episodes, Poisson)
+    is_poisson = isinstance(design.episodes, designs.Poisson)
     units, number = design.num_possible_episodes, design.episodes_per_block
     if np.all(np.equal(number, 1)):
         chance = probability_in_episode(step)
         share = column(np.minimum(size, units) / units)
         drawn = (column(rate), chance) if is_poisson else (None, share * chance)
         return (one_contribution(step, *drawn),)
-    episodes = Stage(*map(column, (number, rate, size, units)))
+    episodes = laws.Stage(*map(column, (number, rate, size, units)))
     return _clip_units(step, (episodes, *person_stages(step)), 0, is_poisson)
 
 
 def _clip_units(
     step: GaussianStep,
-    stages: Sequence[Stage],
+    stages: Sequence[laws.Stage],
     clip: int,
     is_poisson: bool,
     *,
@@ -431,7 +423,7 @@ def _clip_units(
     settings, unit = Settings(stages), stages[clip]
 
     def chance(stages: Any) -> float:
-        return probability_of_holding(stages[clip + 1 :])
+        return laws.probability_of_holding(stages[clip + 1 :])
 
     def mixture_a(stages: Any) -> Mixture:
         counts, masses = laws.log_visible(stages[:clip])
@@ -461,7 +453,7 @@ def _clip_units(
     return tuple(mixture_pair(step, settings, theorem) for theorem in theorems)
 
 
-def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
+def groups_of_person(step: GaussianStep, design: designs.GroupedClasses) -> Pairs:
     """Dominating pairs of a person in `GroupedClasses` with a fresh partition."""
     assert step.people is not None and design.episodes is not None  # checked
     bound = step.people.numbers["classes"]
@@ -472,7 +464,7 @@ def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
 
     def held(stages: Any, classes: float, ways: float, bound: float) -> Any:
         """Distributions of the episodes that would hold the person: mean and worst."""
-        chance = probability_of_holding(stages)
+        chance = laws.probability_of_holding(stages)
         worst = laws.log_reached_worst(classes // ways, ways, bound, chance)
         if classes > laws.MOST_AVERAGED:
             return worst, worst
@@ -480,7 +472,7 @@ def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
 
     def mixture_a(stages: Any, *of: Any) -> Mixture:
         classes, ways, bound, rate, _ = of
-        chance = probability_of_holding(stages)
+        chance = laws.probability_of_holding(stages)
         return theorem_a_of_groups(classes, ways, bound, chance, rate)
 
     def mixture_2(stages: Any, *of: Any) -> Mixture:
@@ -492,11 +484,13 @@ def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
         laws_of_drawn = []
         for law in (mean, worst):
             numbers, masses = laws.tails_moved_up(law)
-            stages = [Stage(number, 0.0, of[4], of[0] // of[1]) for number in numbers]
+            stages = [
+                laws.Stage(number, 0.0, of[4], of[0] // of[1]) for number in numbers
+            ]
             laws_of_drawn.append(laws.mixed(list(map(laws.log_drawn, stages)), masses))
         return theorem_2(*laws_of_drawn)
 
-    if not isinstance(design.episodes, Poisson):  # Theorem 1
+    if not isinstance(design.episodes, designs.Poisson):  # Theorem 1
         return (mixture_pair(step, settings, mixture_1),)
     # Only the groups of a person in every class are alike, as `_RARE` supposes.
     everywhere = bound == design.num_classes
@@ -507,7 +501,7 @@ def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
 
 def probability_in_episode(step: GaussianStep) -> np.ndarray:
     """Returns the probability that one draw through all levels holds the person."""
-    return Settings(person_stages(step)).each(probability_of_holding)
+    return Settings(person_stages(step)).each(laws.probability_of_holding)
 
 
 def _are_rare(rate: Any, units: Any) -> np.ndarray:
@@ -515,7 +509,7 @@ def _are_rare(rate: Any, units: Any) -> np.ndarray:
     return np.less_equal(rate, _RARE) & np.greater(units, 1)
 
 
-def _drawn_by(scheme: Scheme) -> tuple[Any, Any]:
+def _drawn_by(scheme: designs.Scheme) -> tuple[Any, Any]:
     """Returns (Poisson rate, size without replacement); the other one is 0."""
     rate = getattr(scheme, "sampling_probability", 0.0)
     return rate, getattr(scheme, "size", 0.0)

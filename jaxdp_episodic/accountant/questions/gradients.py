@@ -11,13 +11,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import using_engine
-from jaxdp_episodic.accountant.describe.designs import (
-    OWNED,
-    EpochScheme,
-    Scheme,
-    WithoutReplacement,
-    epoch_scheme,
-)
+from jaxdp_episodic.accountant.describe import designs
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
@@ -298,11 +292,11 @@ class _Field(NamedTuple):
 
     place: str  # its path in the question
     part: GaussianStep
-    scheme: Scheme | None = None  # whose rate it is
+    scheme: designs.Scheme | None = None  # whose rate it is
 
     def scale(self, question: Question) -> Scale:
         """Returns its scale; for a size that of the rate, times the group's size."""
-        if not isinstance(self.scheme, WithoutReplacement):
+        if not isinstance(self.scheme, designs.WithoutReplacement):
             return scale_of(question, self.place)
         levels = self.part.path_rates
         position = self.part.level_names_used.index(self.scheme.name)
@@ -326,7 +320,7 @@ def _fields(step: GaussianStep | ComposedSteps) -> dict[str, list[_Field]]:
         for scheme in part.design.schemes:
             # The length of an epoch is a whole number.
             is_used = scheme.name in part.level_names_used
-            if is_used and not isinstance(scheme, EpochScheme):
+            if is_used and not isinstance(scheme, designs.EpochScheme):
                 field = _Field(inside + places[scheme.name], part, scheme)
                 own[f"{scheme.name}.{scheme.rate_field}"] = field
         for name, field in own.items():
@@ -344,7 +338,7 @@ def _checked_names(
         raise TypeError(f"wrt must be a tuple of names, got {_validation.shown(wrt)}")
     fields = _fields(step)
     parts = [field.part for field in fields[NOISE]]
-    has_epochs = any(epoch_scheme(part.design) or part.bands for part in parts)
+    has_epochs = any(designs.epoch_scheme(part.design) or part.bands for part in parts)
     for name in wrt:
         _validation.choice("wrt", name, tuple(fields))
         if has_epochs and name.partition("[")[0] != NOISE:
@@ -352,8 +346,8 @@ def _checked_names(
                 f"{_NAME} with epochs or bands covers {NOISE!r} only, got {name!r}"
             )
         for _, part, scheme in fields[name]:
-            is_size = isinstance(scheme, WithoutReplacement)
-            if is_size and in_one_place(part).privacy_unit in OWNED:
+            is_size = isinstance(scheme, designs.WithoutReplacement)
+            if is_size and in_one_place(part).privacy_unit in designs.OWNED:
                 raise NotImplementedError(
                     f"{_NAME} does not cover {name!r} with "
                     f"privacy_unit={str(part.privacy_unit)!r}"

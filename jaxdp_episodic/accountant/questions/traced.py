@@ -36,7 +36,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
 from jaxdp_episodic.accountant.methods import rdp as renyi
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import Array
-from jaxdp_episodic.accountant.questions import api
+from jaxdp_episodic.accountant.questions import api, gradients
 from jaxdp_episodic.accountant.questions.calibration import (
     DELTA,
     EPSILON,
@@ -46,15 +46,6 @@ from jaxdp_episodic.accountant.questions.calibration import (
     Calibration,
     Question,
     calibrate_noise_multiplier,
-)
-from jaxdp_episodic.accountant.questions.gradients import (
-    LEAST_FROM_ONE,
-    METHODS,
-    curve,
-    difference,
-    is_count,
-    scale_of,
-    slope,
 )
 from jaxdp_episodic.files.optional import require
 
@@ -263,10 +254,10 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
 
 def _refuse_derivatives(question: Question, by: Sequence[int], *, second: bool) -> None:
     """Refuses derivatives that do not exist."""
-    if question.kind != RDP and question.option not in METHODS:
+    if question.kind != RDP and question.option not in gradients.METHODS:
         raise NotImplementedError(
             f"results with method={question.option!r} have no derivatives; covered: "
-            f"{METHODS}"
+            f"{gradients.METHODS}"
         )
     parts, _ = parts_of(question.step)
     epochs = any(
@@ -275,7 +266,7 @@ def _refuse_derivatives(question: Question, by: Sequence[int], *, second: bool) 
     )
     for place in (question.missing[i].removeprefix("step.") for i in by):
         name = place.rpartition(".")[2]
-        if is_count(name) and (epochs or second):
+        if gradients.is_count(name) and (epochs or second):
             where = "with epoch schemes or bands" if epochs else "of second order"
             raise NotImplementedError(f"{place} has no derivative {where}")
         if name in _WHOLE:
@@ -295,7 +286,7 @@ def answered(question: Question) -> np.ndarray:
     # JAX may wait for this result, so that using JAX here could deadlock.
     with using_engine("numpy"):
         if question.kind == RDP:
-            return curve(question)
+            return gradients.curve(question)
         ask: Any = {EPSILON: api.epsilon, DELTA: api.delta}.get(question.kind)
         ask = ask or calibrate_noise_multiplier
         found = ask(question.step, **question.numbers, method=question.option)
@@ -320,14 +311,16 @@ def rows_of(question: Question, words: Words, *missing: np.ndarray) -> list[np.n
         for word in dict.fromkeys(filter(None, words)):
             first, *second = ([places[i]] for i in word)
             if not second:
-                found[word] = slope(asked, first, answer)
+                found[word] = gradients.slope(asked, first, answer)
                 continue
 
             def by_first(some: Question, first: Any = first) -> np.ndarray:
-                return slope(some, first, answered(some), by_bounds=False)
+                return gradients.slope(some, first, answered(some), by_bounds=False)
 
             (by,) = second
-            found[word] = difference(asked, by, by_first, scale_of(asked, by[0]))
+            found[word] = gradients.difference(
+                asked, by, by_first, gradients.scale_of(asked, by[0])
+            )
     return [found[word] for word in words]
 
 
@@ -534,5 +527,5 @@ def divergences(
     known &= xp.isfinite(sum(rows)) & (found > 0)  # a result of 0 may have a kink
     for i in by:
         if question.missing[i].endswith(_RATE):  # one-sided at the ends
-            known &= 1 - leaves[i] >= LEAST_FROM_ONE
+            known &= 1 - leaves[i] >= gradients.LEAST_FROM_ONE
     return tuple(xp.where(known, row, np.nan) for row in rows)

@@ -369,11 +369,8 @@ def calibrate_rate(
 
         excess = by_inverse
     elif isinstance(scheme, WithoutReplacement):
-        if level not in (names := one.level_names_used):
-            raise ValueError(
-                f"level must be one of {names}, at or above the privacy unit, "
-                f"got {_validation.shown(level)}"
-            )
+        names = one.level_names_used  # at or above the privacy unit
+        _validation.choice("level", level, names)
         group: Any = one.path_rates.group_sizes[names.index(level)]
         # The largest size that matters, or that ``small_units`` permits.
         refused = one.small_units == "error"

@@ -135,7 +135,6 @@ class Settings:
     """The distinct settings of levels and other numbers."""
 
     def __init__(self, stages: Sequence[laws.Stage], *numbers: Any) -> None:
-        self.stages = tuple(stages)
         columns = [field for stage in stages for field in stage]
         columns += [column(number) for number in numbers]
         arrays = np.broadcast_arrays(np.ones(1), *columns)
@@ -143,11 +142,10 @@ class Settings:
         table = np.where(table > 0, np.maximum(table, _SMALLEST_RATE), table)
         rows, inverse = np.unique(table, axis=0, return_inverse=True)
         self._inverse = inverse.reshape(arrays[0].shape)
-        self._rows = []
-        for row in rows[:, 1:].tolist():
-            start = 4 * len(self.stages)
-            read = tuple(laws.Stage(*row[i : i + 4]) for i in range(0, start, 4))
-            self._rows.append((read, *row[start:]))
+        self._rows, end = [], 1 + 4 * len(stages)
+        for row in rows.tolist():
+            read = tuple(laws.Stage(*row[i : i + 4]) for i in range(1, end, 4))
+            self._rows.append((read, *row[end:]))
 
     def each(self, function: Callable[..., float]) -> np.ndarray:
         """Evaluates a function of the stages and other numbers at every setting."""

@@ -133,7 +133,6 @@ def epsilon_and_gradient(
     if isinstance(step, ComposedSteps) and num_steps is not None:
         step, num_steps = compose((step, num_steps)), None
     wanted = _checked_names(wrt, step)
-    api.checked_runs(step, num_steps, delta=delta)
     numbers: dict[str, Any] = {DELTA: delta, NUM_STEPS: num_steps}
     value = api.epsilon(step, **numbers, method=method)
     question = Question(kind=EPSILON, step=step, **numbers, option=method)

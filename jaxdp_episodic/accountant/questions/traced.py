@@ -401,15 +401,13 @@ def poisson_numbers(step: Any) -> Any:
     """
     if not isinstance(step, GaussianStep) or step.clip_unit != step.privacy_unit:
         return None
-    if any((step.population, step.people, step.bands)):
-        return None
-    if step.neighboring_relation not in ("add_remove", "zero_out"):
+    if step.population or step.bands or step.neighboring_relation == "replace_one":
         return None
     names, levels = step.design.level_names, getattr(step.design, "levels", ())
     rates = [one.sampling_probability for one in levels if isinstance(one, Poisson)]
-    if step.privacy_unit not in names or not len(rates) == len(levels) == len(names):
+    if len(rates) != len(names):
         return None
-    last = names.index(step.privacy_unit)
+    last = names.index(str(step.privacy_unit))
     return rates[:last], rates[last], step.noise_multiplier
 
 
@@ -439,10 +437,9 @@ def _compiled(
         # The caller's settings must not affect this code.
         with jax.numpy_rank_promotion("allow"), jax.default_matmul_precision("highest"):
             rows = divergences(question, words, shape, leaves)
-        unknown = functools.reduce(operator.or_, map(jax.numpy.isnan, rows))
         rest = functools.partial(_completed, question, words)
         return jax.lax.cond(
-            jax.numpy.any(unknown),
+            jax.numpy.isnan(sum(rows)).any(),
             lambda: _called_back(rest, words, shape, (*rows, *leaves)),
             lambda: rows,
         )

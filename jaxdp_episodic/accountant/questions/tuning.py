@@ -119,15 +119,13 @@ Trials = PoissonTrials | NegativeBinomialTrials
 
 def _mean(x: np.ndarray, eta: ArrayLike) -> np.ndarray:
     """Mean ``eta (1-gamma) / (gamma (1 - gamma^eta))``, including its limits."""
-    tiny = x < 1e-300
-    safe_x = np.where(tiny, 1.0, x)
+    safe_x = np.maximum(x, 1e-300)
     product = np.asarray(eta, np.float64) * safe_x
     flat = np.abs(product) < 1e-300
     safe = np.where(flat, 1.0, product)
     with np.errstate(over="ignore"):  # inf exceeds the largest mean
         shrink = np.where(flat, 1.0, safe / -np.expm1(-safe))
-        mean = np.expm1(safe_x) / safe_x * shrink
-    return np.where(tiny, 1.0, mean)
+        return np.expm1(safe_x) / safe_x * shrink
 
 
 # Rényi orders, dense enough that the best of them gives an epsilon within 0.1 % of that

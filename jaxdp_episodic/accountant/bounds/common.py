@@ -10,6 +10,8 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 
+# Smallest normal number, to which positive results that underflow are rounded up.
+TINY = float(np.finfo(np.float64).tiny)
 # Halvings of the logarithm of epsilon, to 1e-7 relative.
 _HALVINGS = 28
 # Answers below this share of the largest epsilon are rounded up to it.

@@ -26,14 +26,12 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.bounds.common import checked, checked_one
+from jaxdp_episodic.accountant.bounds.common import TINY, checked, checked_one
 from jaxdp_episodic.accountant.describe.designs import WithoutReplacement
 from jaxdp_episodic.accountant.describe.releases import ZeroConcentratedDP
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon, rdp
 
-# Smallest normal number, to which results that underflow are rounded up.
-_TINY = float(np.finfo(np.float64).tiny)
 # Shares of the variance for the sampled gradients; each share gives a valid bound.
 _SHARES = np.linspace(0.1, 0.9, 17)
 # Size of the logarithmic grid of numbers of last steps; each gives a valid bound.
@@ -101,7 +99,7 @@ def one_pass_rho(
             total[t] = noise[t] + later
             later = total[t] / factors[t] ** 2 if total[t] > 0 else 0.0
         rho = sensitivities**2 / (2 * total)
-    return np.maximum(rho * (1 + 1e-14 * len(noise)), _TINY)
+    return np.maximum(rho * (1 + 1e-14 * len(noise)), TINY)
 
 
 def final_variance(

@@ -21,11 +21,10 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import call_in_float64
+from jaxdp_episodic.accountant.bounds.common import TINY
 from jaxdp_episodic.accountant.describe.spec import ByValue, set_checked
 from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.accountant.numerics.special import SMALL, small_exp_remainder
-
-_TINY = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,7 +347,7 @@ def _shortfall(epsilon: np.ndarray, limit: np.ndarray) -> np.ndarray:
 
 def _round_up(value: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """Returns at least the smallest normal number where ``positive``, 0 elsewhere."""
-    return np.where(positive, np.maximum(value, _TINY), 0.0)
+    return np.where(positive, np.maximum(value, TINY), 0.0)
 
 
 def _exp_remainder(x: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ of shape ``broadcast(mechanism, rates) + orders.shape``, ``np.float64`` if that 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.bounds.common import checked, checked_one
-from jaxdp_episodic.accountant.bounds.mechanisms import Mechanism, RdpCurve
+from jaxdp_episodic.accountant.bounds.common import TINY, checked, checked_one
+from jaxdp_episodic.accountant.bounds.mechanisms import Mechanism, RdpCurve, RdpTable
 from jaxdp_episodic.accountant.numerics.binomial import (
     log_binomial,
     log_binomial_mass,
@@ -50,8 +51,6 @@ _checked_orders = _validation.reals(
 )
 # Terms (settings x series) in one block, which bounds memory to tens of megabytes.
 _BLOCK_TERMS = 2**19
-# Smallest normal number, to which positive results that underflow are rounded up.
-_TINY = float(np.finfo(np.float64).tiny)
 
 
 def amplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
@@ -68,7 +67,7 @@ def amplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
         near = np.log1p(r * np.expm1(np.where(small, eps, 0.0)))
         far = np.logaddexp(np.log1p(-r), np.log(r) + eps)
     value = np.where(small, near, far)
-    return np.where(r > 0, np.clip(value * _ROUND_UP, _TINY, eps), 0.0)[()]
+    return np.where(r > 0, np.clip(value * _ROUND_UP, TINY, eps), 0.0)[()]
 
 
 def unamplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
@@ -99,7 +98,7 @@ def amplify_without_replacement(
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 9.
     """
-    return _amplified(epsilon, delta, _subset_rate(size, population))
+    return _amplified(epsilon, delta, rate=_subset_rate(size, population))
 
 
 def amplify_poisson(
@@ -112,8 +111,7 @@ def amplify_poisson(
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 8.
     """
-    (p,) = checked(sampling_probability=sampling_probability)
-    return _amplified(epsilon, delta, p)
+    return _amplified(epsilon, delta, sampling_probability=sampling_probability)
 
 
 def delta_poisson_subsampled(
@@ -127,8 +125,8 @@ def delta_poisson_subsampled(
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 8.
     """
-    (p,) = checked(sampling_probability=sampling_probability)
-    return _profile_at_rate(mechanism, p, epsilon)
+    p = sampling_probability
+    return _profile_at_rate(mechanism, epsilon, sampling_probability=p)
 
 
 def delta_without_replacement_subsampled(
@@ -141,7 +139,8 @@ def delta_without_replacement_subsampled(
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 9.
     """
-    return _profile_at_rate(mechanism, _subset_rate(size, population), epsilon)
+    r = _subset_rate(size, population)
+    return _profile_at_rate(mechanism, epsilon, rate=r)
 
 
 def delta_with_replacement_subsampled(
@@ -196,7 +195,7 @@ def delta_with_replacement_subsampled(
     trials, chance = np.array(m), np.array(1 / n)
     for k in range(first, last + 1):
         if group_profile is not None:
-            delta = _checked_delta(group_profile(k, inner), inner.shape)
+            delta = _read(functools.partial(group_profile, k), inner)
         elif isinstance(mechanism, Mechanism) and mechanism.is_noise:
             delta = mechanism.of_group(k).delta(inner)
         else:
@@ -241,7 +240,7 @@ def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> A
     eps, p = checked(epsilon=epsilon, sampling_probability=sampling_probability)
     # 2 artanh(w) = log((1 + w) / (1 - w)); 1 - w without cancellation at large eps.
     lie = np.exp(-eps) / (1 + np.exp(-eps))  # (1 - tanh(eps / 2)) / 2
-    w = np.where(p > 0, np.clip(p * np.tanh(eps / 2), _TINY, eps), 0.0)
+    w = np.where(p > 0, np.clip(p * np.tanh(eps / 2), TINY, eps), 0.0)
     with np.errstate(divide="ignore"):
         value = np.log1p(w) - np.log((1 - p) + 2 * p * lie)
         small = 2 * np.arctanh(np.minimum(w, 0.5))
@@ -291,20 +290,20 @@ def _subset_rate(size: Any, population: Any) -> np.ndarray:
     return m / n
 
 
-def _amplified(epsilon: Any, delta: Any, rate: np.ndarray) -> tuple[Any, Any]:
-    eps, one, rate = checked(epsilon=epsilon, delta=delta, rate=rate)
-    return amplified_epsilon(eps, rate=rate), _times(rate, one)[()]
+def _amplified(epsilon: Any, delta: Any, **rate: Any) -> tuple[Any, Any]:
+    eps, one, r = checked(epsilon=epsilon, delta=delta, **rate)
+    return amplified_epsilon(eps, rate=r), _times(r, one)[()]
 
 
 def _times(rate: np.ndarray, value: np.ndarray) -> np.ndarray:
     """Returns an upper bound of ``rate * value``, above 0 if both are."""
-    return np.where(rate > 0, np.clip(rate * value * _ROUND_UP, _TINY, value), 0.0)
+    return np.where(rate > 0, np.clip(rate * value * _ROUND_UP, TINY, value), 0.0)
 
 
-def _profile_at_rate(mechanism: Profile, rate: np.ndarray, epsilon: Any) -> Any:
-    rate, target = checked(rate=rate, finite_epsilon=epsilon)
-    inner = unamplified_epsilon(target, rate=np.where(rate > 0, rate, 1.0))
-    return _times(rate, _read(mechanism, np.asarray(inner)))[()]
+def _profile_at_rate(mechanism: Profile, epsilon: Any, **rate: Any) -> Any:
+    r, target = checked(**rate, finite_epsilon=epsilon)
+    inner = unamplified_epsilon(target, rate=np.where(r > 0, r, 1.0))
+    return _times(r, _read(mechanism, np.asarray(inner)))[()]
 
 
 def _read(mechanism: Profile, epsilon: np.ndarray) -> np.ndarray:
@@ -313,13 +312,8 @@ def _read(mechanism: Profile, epsilon: np.ndarray) -> np.ndarray:
         return np.asarray(mechanism.delta(epsilon))
     words = "a Mechanism or a function from epsilon to delta"
     _validation.instance("mechanism", mechanism, Callable, words)
-    return _checked_delta(mechanism(epsilon), np.shape(epsilon))
-
-
-def _checked_delta(value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns a profile's values, checked and broadcast with this shape."""
-    delta = _validation.probability_array("the profile's delta", value)
-    return np.broadcast_to(delta, np.broadcast_shapes(delta.shape, shape))
+    delta = _validation.probability_array("the profile's delta", mechanism(epsilon))
+    return np.broadcast_to(delta, np.broadcast_shapes(delta.shape, epsilon.shape))
 
 
 # --- RDP curves ---
@@ -480,34 +474,29 @@ def _block(
     series: str,
 ) -> np.ndarray:
     """Returns the RDP (n, K) of n settings; rates (n, 1), ``unsampled`` (n, K)."""
-    whole, above = np.floor(orders), np.ceil(orders)
-    needed, place = np.unique([whole, above], return_inverse=True)
-    index = np.arange(2.0, max(needed[-1], 2.0) + 1)  # l
+    index = np.arange(2.0, max(np.ceil(orders.max()), 2.0) + 1)  # l
     exponent = (index - 1) * mechanism.rdp(index)
-    log_terms = _log_series_terms(
-        exponent, mechanism.pure_epsilon[..., None], index, series
-    )
+    limit = mechanism.pure_epsilon[..., None]
+    log_terms = _log_series_terms(exponent, limit, index, series)
     log_p, log_q = np.log(rate), np.log1p(-rate)
     if series == "without_replacement":
         log_q = np.zeros_like(rate)  # that series has no such factor
-    log_moment = np.zeros((len(rate), len(needed)))  # 0 at order 1
-    for number, order in enumerate(needed):
+    table = np.zeros((len(rate), len(index)))  # RDP at whole orders that are needed
+    needed = np.unique([np.floor(orders), np.ceil(orders)])
+    for order in needed[needed > 1]:
         some = index[index <= order]
         left = order - some
         log_power = np.where(left > 0, left * log_q, 0.0) + some * log_p
         # A draw of probability 0 costs nothing, even if its term is inf.
         term = log_power + log_binomial(np.full_like(some, order), some)
         term = np.where(log_power > -np.inf, term + log_terms[:, : len(some)], -np.inf)
-        if len(some):
-            log_moment[:, number] = np.logaddexp(0.0, logsumexp(term, axis=-1))
-    # At whole orders both neighbours are the order itself; avoids inf - inf.
-    low, high = (log_moment[:, p] for p in place.reshape(2, -1))
-    weight, t = orders - whole, orders - 1
-    rdp = np.where(weight > 0, (1 - weight) * low + weight * high, low) / t
+        log_moment = np.logaddexp(0.0, logsumexp(term, axis=-1))
+        table[:, len(some) - 1] = log_moment / (order - 1)
+    rdp, t = RdpTable(table).rdp(orders), orders - 1
     if series != "lower":
         rdp = np.minimum(rdp, unsampled)
     thinned = np.logaddexp(0.0, np.log(outer) + log_expm1(t * rdp)) / t
-    rdp = np.maximum(np.where(outer < 1, thinned, rdp), _TINY)
+    rdp = np.maximum(np.where(outer < 1, thinned, rdp), TINY)
     return np.where((rate > 0) & (outer > 0) & (unsampled > 0), rdp, 0.0)
 
 

@@ -13,11 +13,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.bounds.common import checked
-from jaxdp_episodic.accountant.bounds.shuffling import (
-    answers,
-    check_local_epsilon,
-    two_values,
-)
+from jaxdp_episodic.accountant.bounds.shuffling import answers, two_values
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
 
 # Users up to which all data sets are tried: as many convolutions.
@@ -42,9 +38,8 @@ def exact_randomized_response_delta(
       NotImplementedError: too many users; names the bound that covers them.
     """
     eps0, n, eps = checked(
-        local_epsilon=local_epsilon, num_users=num_users, epsilon=epsilon
+        limited_local_epsilon=local_epsilon, num_users=num_users, epsilon=epsilon
     )
-    check_local_epsilon(eps0)
     if num_other_ones is None:
         ones = None
         _check_users(n, _MOST_ENUMERATED, "num_other_ones=None")

@@ -24,6 +24,13 @@ _NAMES: tuple[tuple[Callable[[str, Any], np.ndarray], str], ...] = (
         "epsilon local_epsilon total_epsilon rho noise_std noise_stds strong_convexity "
         "diameter",
     ),
+    (  # the exponential of twice as much is a float64
+        _validation.reals(
+            "lie in [0, 300] (above it shuffling does not help)",
+            lambda a: (a >= 0) & (a <= 300),
+        ),
+        "limited_local_epsilon",
+    ),
     (
         _validation.probability_array,
         "delta rate outer_rate sampling_probability sampling_rate",
@@ -50,6 +57,7 @@ _NAMES: tuple[tuple[Callable[[str, Any], np.ndarray], str], ...] = (
 _CHECKS = {name: check for check, names in _NAMES for name in names.split()}
 # Names in the table for a second range of an argument, and the argument's name.
 _CALLED = {
+    "limited_local_epsilon": "local_epsilon",
     "finite_epsilon": "epsilon",
     "delta_in_between": "delta",
     "delta_below_1": "delta",

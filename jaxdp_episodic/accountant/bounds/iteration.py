@@ -34,8 +34,9 @@ from jaxdp_episodic.accountant.questions.api import epsilon, rdp
 
 # Shares of the variance for the sampled gradients; each share gives a valid bound.
 _SHARES = np.linspace(0.1, 0.9, 17)
-# Size of the logarithmic grid of numbers of last steps; each gives a valid bound.
-_CANDIDATES = 512
+# Size of the logarithmic grid of numbers of last steps; each gives a valid bound, and
+# for 1e9 steps the smallest is at most 2e-5 above that of all.
+_CANDIDATES = 2048
 
 
 def contraction_factors(
@@ -43,8 +44,7 @@ def contraction_factors(
 ) -> np.ndarray:
     """Returns by what factor a gradient step contracts distances.
 
-    It is ``max(|1 - eta m|, |1 - eta beta|)``, float64 of the broadcast shape, in [0,
-    1].
+    ``max(|1 - eta m|, |1 - eta beta|)``, float64 of the broadcast shape, in [0, 1].
 
     Reference: Feldman, Mironov, Talwar and Thakurta (2018), arXiv:1808.06651,
     Proposition 18 (m = 0); Nesterov (2004), Theorem 2.1.12.
@@ -210,13 +210,11 @@ def full_batch_rho(
         learning_rate, lipschitz, smoothness, strong_convexity, diameter
     )
     part = 2 * bound / n  # s / eta
-    # Candidates for tau <= T, last axis: a grid, and the optimum for c = 1.
-    best, most = span / eta / part, np.maximum(steps, 1)[..., None]
+    # Numbers tau of last steps, last axis; and all T, from the same start.
+    most = np.maximum(steps, 1)[..., None]
     grid = np.rint(most.astype(np.float64) ** np.linspace(0.0, 1.0, _CANDIDATES))
-    around = np.stack([np.floor(best), np.ceil(best)], axis=-1)
-    tau = np.concatenate([grid, np.clip(around, 1, most)], axis=-1)
-    window = np.concatenate([tau, most], axis=-1)
-    far = np.where(np.arange(window.shape[-1]) < tau.shape[-1], span / eta, 0.0)
+    window = np.concatenate([grid, most], axis=-1)
+    far = np.append(np.full(_CANDIDATES, span / eta), 0.0)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         once, twice = _geometric(c, window), _geometric(c * c, window)
         carried = np.where(far > 0, far * c**window, 0.0)

@@ -24,6 +24,7 @@ from jaxdp_episodic.accountant.numerics.binomial import (
     log_shifted_hockey_stick,
 )
 from jaxdp_episodic.accountant.numerics.loops import logsumexp
+from jaxdp_episodic.accountant.questions.api import delta_of, log_of
 
 # Kinds of bound, see `shuffled_delta`.
 KINDS = ("upper", "randomized_response", "lower")
@@ -37,8 +38,6 @@ _ROUNDING = 1e-9
 _ROWS = 16
 # Smaller local epsilons are raised to it in upper bounds: its exponential is not 1.
 _SMALLEST_LOCAL_EPSILON = 1e-15
-# Largest local epsilon, nats: the exponential of twice as much is a float64.
-_LARGEST_LOCAL_EPSILON = 300
 
 
 def shuffled_epsilon_closed_form(
@@ -91,15 +90,10 @@ def shuffled_delta(
     """
     _validation.choice("kind", kind, KINDS)
     eps0, n, eps = checked(
-        local_epsilon=local_epsilon, num_users=num_users, epsilon=epsilon
+        limited_local_epsilon=local_epsilon, num_users=num_users, epsilon=epsilon
     )
-    check_local_epsilon(eps0)
-    shape = eps0.shape
     logs = _log_delta(eps0.ravel(), n.ravel(), eps.ravel(), kind)
-    # exp rounds to the nearest: one ulp to the safe side.
-    values = np.nextafter(np.exp(logs), 0.0 if kind == "lower" else 2.0)
-    values = np.where(np.isneginf(logs), 0.0, np.clip(values, 0.0, 1.0))
-    return values.reshape(shape)[()]
+    return delta_of(logs, up=kind != "lower").reshape(eps0.shape)[()]
 
 
 def shuffled_epsilon(
@@ -114,34 +108,19 @@ def shuffled_epsilon(
     Reference: see `shuffled_delta`.
     """
     _validation.choice("kind", kind, KINDS)
-    eps0, n, target = checked(
-        local_epsilon=local_epsilon, num_users=num_users, delta_below_1=delta
+    every = checked(
+        limited_local_epsilon=local_epsilon, num_users=num_users, delta_below_1=delta
     )
-    check_local_epsilon(eps0)
-    shape = eps0.shape
-    flat_eps0, flat_n = eps0.ravel(), n.ravel()
-    with np.errstate(divide="ignore"):
-        log_target = np.log(target).ravel()
+    shape, (eps0, n, target) = every[0].shape, (each.ravel() for each in every)
 
     def log_delta(epsilon: np.ndarray, index: np.ndarray) -> np.ndarray:
-        return _log_delta(flat_eps0[index], flat_n[index], epsilon, kind)
+        return _log_delta(eps0[index], n[index], epsilon, kind)
 
-    impossible = np.isneginf(log_target)
-    largest = np.where(impossible, 0.0, flat_eps0)
-    found = smallest_epsilon(log_delta, log_target, largest)
+    found = smallest_epsilon(log_delta, log_of(target), np.where(target > 0, eps0, 0.0))
     if kind == "lower":
         found = found * (1 - 2e-7)
-        found = np.where(found <= 2e-9 * flat_eps0, 0.0, found)
-    return np.where(impossible, flat_eps0, found).reshape(shape)[()]
-
-
-def check_local_epsilon(eps0: np.ndarray) -> None:
-    """Raises ValueError for a local epsilon above 300."""
-    if np.any(eps0 > _LARGEST_LOCAL_EPSILON):
-        raise ValueError(
-            "local_epsilon must be at most 300 (above it shuffling does not help), "
-            f"got {eps0.max()}"
-        )
+        found = np.where(found <= 2e-9 * eps0, 0.0, found)
+    return np.where(target > 0, found, eps0).reshape(shape)[()]
 
 
 def _log_delta(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,12 @@ _APART = 1e-3
 
 def report_in_words(report: PrivacyReport) -> str:
     """Returns the report as Markdown."""
-    rows = {}
+    rows, unknown = {}, []
     for level, value in report.epsilon_by_level.items():
-        if not isinstance(value, str):
+        if isinstance(value, str):
+            text = f"No epsilon is known for one whole `{level}` ({value})."
+            unknown += ["", text]
+        else:
             shares = _attacks(report.level_runs[level], method=report.method)
             rows[level] = _epsilon(value), *map(_percent, shares)
     lines = _opening(
@@ -65,10 +68,7 @@ def report_in_words(report: PrivacyReport) -> str:
             "|---|---|---|---|",
             *(f"| {level} | {' | '.join(cells)} |" for level, cells in rows.items()),
         ]
-    for level, reason in report.epsilon_by_level.items():
-        if isinstance(reason, str):
-            lines += ["", f"No epsilon is known for one whole `{level}` ({reason})."]
-    lines += _reversals(report)
+    lines += [*unknown, *_reversals(report)]
     lines += _conditions(report.preconditions, report.warnings)
     return "\n".join(map(_filled, lines))
 
@@ -162,29 +162,24 @@ def _percent(share: float) -> str:
     return f"{min(np.ceil(1000 * share) / 10, 100.0):g} %"
 
 
-def _reversals(report: PrivacyReport) -> list[str]:
+def _reversals(report: PrivacyReport) -> Iterator[str]:
     """Sections that explain why a unit costs more than a coarser one, if it does."""
-    lines = []
     known = {k: v for k, v in report.epsilon_by_level.items() if isinstance(v, float)}
-    levels = [level for level in known if level != PERSON]
-    for coarse, fine in itertools.combinations(levels, 2):
-        if not known[fine] > known[coarse] * (1 + _APART):
-            continue
-        reasons: dict[str, None] = {}
-        for step in report.level_runs[report.privacy_unit].gaussian_steps:
-            reasons |= dict.fromkeys(_reasons(step, coarse, fine))
-        lines += ["", f"## Why one {fine} costs more than one {coarse}", ""]
-        lines += [f"* {reason}" for reason in reasons]
-    return lines
+    known.pop(PERSON, None)
+    steps = report.level_runs[report.privacy_unit].gaussian_steps
+    for coarse, fine in itertools.combinations(known, 2):
+        if known[fine] > known[coarse] * (1 + _APART):
+            reasons = [text for step in steps for text in _reasons(step, coarse, fine)]
+            yield from ("", f"## Why one {fine} costs more than one {coarse}", "")
+            yield from (f"* {reason}" for reason in dict.fromkeys(reasons))
 
 
-def _reasons(step: GaussianStep, coarse: str, fine: str) -> list[str]:
+def _reasons(step: GaussianStep, coarse: str, fine: str) -> Iterator[str]:
     """Reasons why a step hides a unit better than one of its parts."""
-    names, found = list(step.design.level_names), []
-    clip = str(step.clip_unit)
+    names, clip = list(step.design.level_names), str(step.clip_unit)
     depth = names.index(clip) if clip in names else -1  # the whole step is clipped
     if coarse in names and names.index(coarse) < depth:
-        found.append(
+        yield (
             f"The sampling above the clip unit `{clip}` may be visible: the "
             f"contributions of everything drawn from a `{coarse}` may show that it was "
             f"drawn. Its draw amplifies the privacy of a whole `{coarse}`. For one "
@@ -196,13 +191,12 @@ def _reasons(step: GaussianStep, coarse: str, fine: str) -> list[str]:
         fine in names and names.index(fine) > depth
     )
     if step.neighboring_relation == "add_remove" and is_replaced:
-        found.append(
+        yield (
             f"If a `{fine}` leaves, it is replaced: another one is drawn in its place, "
             "or its clip unit gives another contribution. The two may differ by twice "
             f"the clip norm. If a `{coarse}` leaves, its contributions vanish without "
             "a replacement."
         )
-    return found
 
 
 def _filled(line: str) -> str:

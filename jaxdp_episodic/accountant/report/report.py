@@ -44,15 +44,9 @@ from jaxdp_episodic.files.json_file import plain
 SCHEMA_VERSION = 1
 CONDITIONS = "It holds if (nothing checks this)"
 _WIDTH = 88  # characters per line
-_QUANTILES = {
-    "min": 0.0,
-    "5%": 0.05,
-    "25%": 0.25,
-    "50%": 0.5,
-    "75%": 0.75,
-    "95%": 0.95,
-    "max": 1.0,
-}
+# Quantiles by their names, as shares of the units.
+_PERCENTS = {f"{percent}%": percent / 100 for percent in (5, 25, 50, 75, 95)}
+_QUANTILES = {"min": 0.0, **_PERCENTS, "max": 1.0}
 # Largest number of distinct paths with an epsilon; with more, rates are rounded up.
 _MAX_PATHS = 8192
 # The same for "pld", which takes tens of milliseconds per path.
@@ -177,18 +171,13 @@ class PrivacyReport:
             ("epsilon", f"{_upward(self.epsilon)} at delta {self.delta:.15g}"),
             ("method", f"{self.method} (upper bound)"),
         ]
-        steps = zip(
-            self.num_steps, self.noise_multipliers, self.clip_units, strict=True
-        )
-        for count, noise, clip in steps:
+        counted = zip(self.num_steps, self.noise_multipliers, strict=True)
+        for (count, noise), clip in zip(counted, self.clip_units, strict=True):
             text = f"{count:,} with noise multiplier {noise:g}, clipping each {clip}"
             rows.append(("steps", text.replace("each step", "the whole step")))
         levels = [
-            (
-                unit,
-                f"not covered: {value}" if isinstance(value, str) else _upward(value),
-            )
-            for unit, value in self.epsilon_by_level.items()
+            (level, f"not covered: {v}" if isinstance(v, str) else _upward(v))
+            for level, v in self.epsilon_by_level.items()
         ]
         lines = [
             *("Privacy report", *_aligned(rows)),
@@ -255,12 +244,15 @@ def privacy_report(
             )
         if people.shape:
             raise ValueError(f"people must be bounds of one setting, got {people!r}")
-    spent, worst, distribution = _epsilon(run, target, method), None, None
+    ask = functools.partial(path_rows.answer, EpsilonAt(np.log(target)), method=method)
+    accounted, worst, distribution = runs_of(run, None), None, None
+    spent = float(ask(accounted).value)
     if first.privacy_unit not in OWNED:
-        accounted = runs_of(run, None)
-        worst = _worst_path(run, accounted, target, method, spent)
-        distribution = _distribution(run, accounted, target, worst, per_unit, method)
-    by_level, level_runs = _by_level(run, target, spent, method, people)
+        worst = _worst_path(run, accounted, ask, spent)
+        # Each theorem's run is a bound: use the first for the other paths.
+        most = _MAX_CERTIFIED_PATHS if method == "pld" else _MAX_PATHS
+        distribution = _distribution(run, accounted[0], ask, spent, per_unit, most)
+    by_level, level_runs = _by_level(run, ask, spent, people)
     return PrivacyReport(
         privacy_unit=str(first.privacy_unit),
         protected=protected_unit(*run.gaussian_steps),
@@ -269,9 +261,7 @@ def privacy_report(
         method=method,
         delta=float(target),
         num_steps=tuple(int(count) for count in run.counts),
-        noise_multipliers=tuple(
-            float(part.noise_multiplier) for part in run.gaussian_steps
-        ),
+        noise_multipliers=tuple(float(s.noise_multiplier) for s in run.gaussian_steps),
         epsilon=spent,
         epsilon_by_level=by_level,
         worst_path=worst,
@@ -302,25 +292,18 @@ def _single_run(step: Any, num_steps: Any) -> ComposedSteps:
     return step
 
 
-def _path_epsilons(
-    runs: Sequence[Run], paths: np.ndarray, delta: np.ndarray, method: str
-) -> np.ndarray:
+def _path_epsilons(runs: Sequence[Run], paths: np.ndarray, ask: Any) -> np.ndarray:
     """(P,) epsilons of these paths, which are treated as settings."""
     blocks = -(-len(paths) // _NOT_COMPILED) if len(paths) < _COMPILED_PATHS else 1
     found = []
     for some in np.array_split(paths, blocks):
-        rows = [run.take_paths(some).with_axis() for run in runs]
-        values = path_rows.answer(EpsilonAt(np.log(delta)), rows, method).value
+        values = ask([run.take_paths(some).with_axis() for run in runs]).value
         found.append(np.broadcast_to(values, some.shape))
     return np.concatenate(found)
 
 
 def _worst_path(
-    run: ComposedSteps,
-    accounted: Sequence[Run],
-    delta: np.ndarray,
-    method: str,
-    spent: float,
+    run: ComposedSteps, accounted: Sequence[Run], ask: Any, spent: float
 ) -> WorstPath:
     """The path with the largest epsilon; among equal ones, that with most units."""
     if len(accounted) == 1:
@@ -329,12 +312,11 @@ def _worst_path(
         front = np.arange(max(one.shape[-1] for one in accounted))
     most = int(front[0])
     if len(front) > 1:
-        most = int(front[np.argmax(_path_epsilons(accounted, front, delta, method))])
+        most = int(front[np.argmax(_path_epsilons(accounted, front, ask))])
     step = _tree_step(run)
     multiplicity = (step or run.gaussian_steps[0]).path_rates.multiplicity
-    equal = functools.reduce(
-        np.intersect1d, (path_rows.equal_paths(one, most) for one in accounted)
-    )
+    alike = (path_rows.equal_paths(one, most) for one in accounted)
+    equal = functools.reduce(np.intersect1d, alike)
     index = int(equal[np.argmax(multiplicity[equal])])
     rates: list[dict[str, float]] = []
     sizes: dict[str, int] = {}
@@ -364,11 +346,7 @@ def _worst_path(
 
 
 def _by_level(
-    run: ComposedSteps,
-    delta: np.ndarray,
-    spent: float,
-    method: str,
-    people: PersonBounds | None,
+    run: ComposedSteps, ask: Any, spent: float, people: PersonBounds | None
 ) -> tuple[dict[str, float | str], dict[str, ComposedSteps]]:
     """Epsilon with each level as the privacy unit, or the reason for none."""
     values: dict[str, float | str] = {}
@@ -383,36 +361,28 @@ def _by_level(
         try:
             steps = (dataclasses.replace(step, **own) for step in run.gaussian_steps)
             same = ComposedSteps(tuple(steps), run.counts)
-            values[level], runs[level] = _epsilon(same, delta, method), same
+            values[level], runs[level] = float(ask(runs_of(same, None)).value), same
         except (ValueError, NotImplementedError) as error:
             values[level] = str(error)
     return values, runs
 
 
-def _epsilon(run: ComposedSteps, delta: np.ndarray, method: str) -> float:
-    """Epsilon of the privacy unit, without the warnings of `epsilon`."""
-    runs = runs_of(run, None)
-    return float(path_rows.answer(EpsilonAt(np.log(delta)), runs, method).value)
-
-
 def _distribution(
     run: ComposedSteps,
-    accounted: Sequence[Run],
-    delta: np.ndarray,
-    worst: WorstPath,
+    accounted: Run,
+    ask: Any,
+    largest: float,
     per_unit: bool,
-    method: str,
+    most: int,
 ) -> UnitDistribution | None:
     """Rates and epsilons over the units of the population, if there is one."""
     step = _tree_step(run)
     if step is None:
         return None
-    # Each theorem's run is a bound: use the first for the other paths.
-    most = _MAX_CERTIFIED_PATHS if method == "pld" else _MAX_PATHS
-    fewer, index, rounding = path_rows.rounded_up(accounted[0], most)
+    fewer, index, rounding = path_rows.rounded_up(accounted, most)
+    epsilons = _path_epsilons([fewer], np.arange(fewer.shape[-1]), ask)[index]
     # The largest epsilon bounds that of every path, also where rounding exceeds it.
-    epsilons = _path_epsilons([fewer], np.arange(fewer.shape[-1]), delta, method)[index]
-    epsilons = np.minimum(epsilons, worst.epsilon)
+    epsilons = np.minimum(epsilons, largest)
     units, paths = step.path_rates.multiplicity, step.path_rates.paths
     inclusion = np.broadcast_to(_inclusion_rates(run), units.shape)
     of_units = None
@@ -518,13 +488,8 @@ def _worst_lines(worst: WorstPath | None) -> list[str]:
 
 def listed(title: str, texts: Sequence[str]) -> list[str]:
     """Returns a title and texts as a wrapped list; [] without texts."""
-    if not texts:
-        return []
-    marked = [
-        textwrap.fill(t, _WIDTH, initial_indent="  * ", subsequent_indent="    ")
-        for t in texts
-    ]
-    return ["", title, *marked]
+    wrapper = textwrap.TextWrapper(_WIDTH, "  * ", "    ")
+    return ["", title, *map(wrapper.fill, texts)] if texts else []
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
@@ -534,13 +499,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     for row in rows:
         cells = zip(row, widths, strict=False)
         head = "  " + "".join(cell.ljust(width + 2) for cell, width in cells)
-        lines.append(
-            textwrap.fill(
-                row[-1],
-                _WIDTH,
-                initial_indent=head,
-                subsequent_indent=" " * len(head),
-                break_on_hyphens=False,
-            )
-        )
+        wrapper = textwrap.TextWrapper(_WIDTH, head, " " * len(head))
+        wrapper.break_on_hyphens = False
+        lines.append(wrapper.fill(row[-1]))
     return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 import numpy as np
@@ -64,15 +64,12 @@ def unit_in_words(privacy_unit: str, people: PersonBounds | None) -> str:
     """Returns a privacy unit and its bounds in words."""
     if privacy_unit not in OWNED:
         return f"one {privacy_unit}"
-    is_joined = makes_one(people)
-    bounds = bounds_in_words(people)
+    bounds, is_joined = bounds_in_words(people), makes_one(people)
     if privacy_unit == PERSON:
-        return "one person" + (
-            " with all of their examples" if is_joined else f", {bounds}"
-        )
-    if is_joined:
-        return "one original example with all of its copies"
-    return f"one original example with {bounds.replace('examples', 'copies', 1)}"
+        of = " with all of their examples" if is_joined else f", {bounds}"
+        return f"one person{of}"
+    copies = bounds.replace("examples", "copies", 1)
+    return f"one original example with {'all of its copies' if is_joined else copies}"
 
 
 def changed_unit(privacy_unit: str, neighboring_relation: str) -> str:
@@ -282,44 +279,35 @@ def caveats_of(
         found.append("noise_multiplier is 0: the sum is released without noise")
     found += _everybody_drawn(level_runs)
     for level, same in level_runs.items():
-        counts = [part.num_protected_units for part in same.gaussian_steps]
-        units = max((count for count in counts if count is not None), default=0)
+        units = max(part.num_protected_units or 0 for part in same.gaussian_steps)
         if delta * units >= 1:
             found.append(
                 f"level {level!r}: delta {delta:g} times {units} units is at least 1, "
                 "so publishing the data of one of them would satisfy it; use delta "
                 f"well below {1 / units:.1e}"
             )
-    return (
-        *found,
-        *_unprotected_levels(run, level_runs, epsilon_by_level),
-        *_private_sizes(run),
-        *_shuffled_epochs(run, delta),
-    )
+    found += _unprotected_levels(run, level_runs, epsilon_by_level)
+    return (*found, *_private_sizes(run), *_shuffled_epochs(run, delta))
 
 
-def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
+def _shuffled_epochs(run: ComposedSteps, delta: float) -> Iterator[str]:
     """What random allocation or Poisson sampling would cost instead of shuffling."""
-    found = []
     for part, count in zip(run.gaussian_steps, run.counts, strict=True):
         scheme = epoch_scheme(part.design)
         if not isinstance(scheme, ShuffledEpochs):
             continue
-        steps = int(np.asarray(scheme.steps_per_epoch))
-        others = (
+        steps, costs = int(np.asarray(scheme.steps_per_epoch)), []
+        for name, other in (
             ("random allocation", RandomAllocation(scheme.name, steps_per_epoch=steps)),
             ("Poisson sampling", Poisson(scheme.name, sampling_probability=1 / steps)),
-        )
-        costs = []
-        for name, other in others:
+        ):
             same = dataclasses.replace(part, sampling=part.design.with_scheme(other))
             value = float(epsilon(same, num_steps=count, delta=delta))
             costs.append(f"{upward(value)} by {name} ({type(other).__name__})")
-        found.append(
+        yield (
             f"level {scheme.name!r}: no amplification is known for shuffled epochs; "
             f"the same steps would cost epsilon {' or '.join(costs)}"
         )
-    return found
 
 
 def _everybody_drawn(level_runs: Mapping[str, ComposedSteps]) -> list[str]:
@@ -330,16 +318,17 @@ def _everybody_drawn(level_runs: Mapping[str, ComposedSteps]) -> list[str]:
             where = f"step {number}: " if len(run.gaussian_steps) > 1 else ""
             units, clips = part.path_rates.multiplicity, part.path_rates.clipped
             for name, clipped in zip(part.level_names_used, clips, strict=True):
+                if not np.any(clipped):
+                    continue
                 of_whom = ""
                 if part.population is not None:
                     most = int(units[np.broadcast_to(clipped, units.shape)].sum())
                     of_whom = (
                         f", on the paths of {most} of {units.sum()} {level!r} units"
-                        if most
-                        else ", but only for units that join an empty parent"
                     )
-                if np.any(clipped):
-                    found.setdefault(f"{where}level {name!r}", of_whom)
+                    if not most:
+                        of_whom = ", but only for units that join an empty parent"
+                found.setdefault(f"{where}level {name!r}", of_whom)
     text = "size is above the population, so that all are drawn (rate 1)"
     return [f"{where}: {text}{of_whom}" for where, of_whom in found.items()]
 
@@ -348,34 +337,31 @@ def _unprotected_levels(
     run: ComposedSteps,
     level_runs: Mapping[str, ComposedSteps],
     epsilon_by_level: Mapping[str, float | str],
-) -> list[str]:
+) -> Iterator[str]:
     """Infinite epsilons, and coarser levels that epsilon does not protect."""
     unit = str(run.gaussian_steps[0].privacy_unit)
-    found = [
-        f"level {level!r}: epsilon is infinite, no {level!r} is protected at all"
-        for level, value in epsilon_by_level.items()
-        if not isinstance(value, str) and math.isinf(value)
-    ]
-    levels = list(epsilon_by_level)
-    coarser = [level for level in levels[: levels.index(unit)] if level != PERSON]
+    for level, value in epsilon_by_level.items():
+        if not isinstance(value, str) and math.isinf(value):
+            yield (
+                f"level {level!r}: epsilon is infinite, no {level!r} is protected at "
+                "all"
+            )
+    levels, single = list(epsilon_by_level), f"epsilon protects a single {unit!r}"
     if unit != PERSON and PERSON in levels:
-        value, single = epsilon_by_level[PERSON], f"epsilon protects a single {unit!r}"
+        value = epsilon_by_level[PERSON]
         if isinstance(value, str):
-            found.append(f"{single}; there is none for a person: {value}")
+            yield f"{single}; there is none for a person: {value}"
         else:
             whose = bounds_in_words(level_runs[PERSON].gaussian_steps[0].people)
             most = upward(value, 5, zeros=True)
-            found.append(
+            yield (
                 f"{single}; that of a person ({whose}) is {most}, if nobody owns more"
             )
+    coarser = [level for level in levels[: levels.index(unit)] if level != PERSON]
     if coarser:
         is_known = any(isinstance(epsilon_by_level[level], float) for level in coarser)
-        found.append(
-            f"epsilon protects a single {unit!r}, not a whole "
-            f"{' or '.join(map(repr, coarser))}"
-            f"{'; see the epsilon at that level' if is_known else ''}"
-        )
-    return found
+        there = "; see the epsilon at that level" if is_known else ""
+        yield f"{single}, not a whole {' or '.join(map(repr, coarser))}{there}"
 
 
 def _private_sizes(run: ComposedSteps) -> list[str]:

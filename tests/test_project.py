@@ -318,15 +318,15 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 59_246,
+    "jaxdp_episodic": 59_158,
     "jaxdp_episodic/accountant/describe": 3_636,
     "jaxdp_episodic/accountant/losses": 4_648,
     "jaxdp_episodic/accountant/methods": 5_484,
     "jaxdp_episodic/accountant/numerics": 2_803,
     "jaxdp_episodic/accountant/questions": 5_569,
-    "jaxdp_episodic/accountant/bounds": 1_747,
+    "jaxdp_episodic/accountant/bounds": 1_720,
     "jaxdp_episodic/accountant/interop": 1_542,
-    "jaxdp_episodic/accountant/report": 1_207,
+    "jaxdp_episodic/accountant/report": 1_146,
     "jaxdp_episodic/trainer/data": 3_438,
     "jaxdp_episodic/trainer/draw": 1_409,
     "jaxdp_episodic/trainer/config": 1_315,
@@ -344,7 +344,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/explore": 456,
     "jaxdp_episodic/tools/cli": 2_203,
     "jaxdp_episodic/files": 1_361,
-    "experiments": 7_103,
+    "experiments": 7_098,
     "tests": 48_226,
 }
 

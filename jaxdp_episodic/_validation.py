@@ -206,7 +206,9 @@ def is_traced(value: Any) -> bool:
 
 def _numeric(name: str, value: Any) -> np.ndarray:
     """Returns an integer or float array; raises for everything else."""
-    if isinstance(value, np.ma.MaskedArray):
+    # `np.ma` takes 8 ms to import; until then there are no masked arrays.
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
+    if isinstance(value, masked):
         raise TypeError(f"{name} must not be a masked array: its mask would be lost")
     if not isinstance(value, float | int | np.ndarray) and is_traced(value):
         raise TypeError(

@@ -27,7 +27,7 @@ DOORS = (
 NOT_IMPORTED = "jaxdp_episodic.interop.opacus"
 PLAIN = (type(None), bool, int, float, str, tuple)
 # Internal checks of descriptions.
-INNER = ["check_values", "from_fields", "numbers", "one_setting"]
+INNER = ["check_fields", "check_values", "from_fields", "numbers", "one_setting"]
 # What `Trainer.dry_run` calls.
 INNER += ["trace", "try_out", "sum_of_zeros"]
 # Methods that descriptions inherit from a private base.

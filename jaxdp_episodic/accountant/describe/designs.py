@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self, get_args
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import (
-    AT_LEAST_ONE,
-    PROBABILITY,
+    Kind,
+    Probabilities,
+    Sizes,
     Spec,
     spec_fields,
 )
@@ -53,14 +53,11 @@ class LevelScheme(Spec):
     # The field that sets the sampling rate.
     rate_field: ClassVar[str]
     # A public number of units, if the scheme needs one.
-    population: Any = None
+    population = None
 
-    def __post_init__(self) -> None:
-        checked_name("name", getattr(self, "name", None))
-        super().__post_init__()
+    name: Annotated[str, checked_name]
 
 
-@dataclass(frozen=True, eq=False)
 class Poisson(LevelScheme):
     """Poisson sampling: samples every child of a sampled parent independently.
 
@@ -79,15 +76,12 @@ class Poisson(LevelScheme):
     """
 
     rate_field = "sampling_probability"
-    numeric = {"sampling_probability": PROBABILITY, "population": AT_LEAST_ONE}
 
-    name: str
     _: KW_ONLY
-    sampling_probability: ArrayLike
-    population: ArrayLike | None = None
+    sampling_probability: Probabilities
+    population: Sizes | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class WithoutReplacement(LevelScheme):
     """Samples ``size`` of the ``population`` children of each sampled parent.
 
@@ -116,14 +110,11 @@ class WithoutReplacement(LevelScheme):
     """
 
     rate_field = "size"
-    numeric = dict.fromkeys(("size", "population"), AT_LEAST_ONE)
-    flags = ("population_is_exact",)
 
-    name: str
     _: KW_ONLY
-    size: ArrayLike
-    population: ArrayLike | None = None
-    population_is_exact: bool = False
+    size: Sizes
+    population: Sizes | None = None
+    population_is_exact: Annotated[bool, _validation.flag] = False
 
     def check_values(self) -> None:
         """Refuses ``population_is_exact`` without a population."""
@@ -131,7 +122,6 @@ class WithoutReplacement(LevelScheme):
             raise ValueError("population_is_exact=True needs a population, got None")
 
 
-@dataclass(frozen=True, eq=False)
 class RandomAllocation(LevelScheme):
     """Random allocation: each unit is in one uniformly random step of every epoch.
 
@@ -158,16 +148,13 @@ class RandomAllocation(LevelScheme):
     """
 
     rate_field = "steps_per_epoch"
-    numeric = dict.fromkeys(("steps_per_epoch", "times"), AT_LEAST_ONE)
     at_most = (("times", "steps_per_epoch"),)
 
-    name: str
     _: KW_ONLY
-    steps_per_epoch: ArrayLike
-    times: ArrayLike = 1
+    steps_per_epoch: Sizes
+    times: Sizes = 1
 
 
-@dataclass(frozen=True, eq=False)
 class ShuffledEpochs(LevelScheme):
     """Shuffled epochs: batches of nearly equal size in random order.
 
@@ -183,19 +170,17 @@ class ShuffledEpochs(LevelScheme):
     """
 
     rate_field = "steps_per_epoch"
-    numeric = {"steps_per_epoch": AT_LEAST_ONE}
     # Steps of an epoch in which a unit takes part.
     times: ClassVar[int] = 1
 
-    name: str
     _: KW_ONLY
-    steps_per_epoch: ArrayLike
+    steps_per_epoch: Sizes
 
 
 EpochScheme = RandomAllocation | ShuffledEpochs
 """Schemes that sample once per epoch."""
 Scheme = Poisson | WithoutReplacement | EpochScheme
-_A_SCHEME = Scheme, "a Poisson, WithoutReplacement, RandomAllocation or ShuffledEpochs"
+_A_SCHEME = "a Poisson, WithoutReplacement, RandomAllocation or ShuffledEpochs"
 
 _EPOCHS_COVERED = (
     "covered: it is the first level of a MultistageSampling, or the episodes= of a "
@@ -238,7 +223,6 @@ class Design(Spec):
         return self.from_fields(fields)
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class MultistageSampling(Design):
     """Multistage sampling: one scheme per level, for the children of sampled parents.
 
@@ -262,28 +246,25 @@ class MultistageSampling(Design):
       ValueError: no level, repeated or reserved names, or fields that do not broadcast.
     """
 
-    nested_specs = {"levels": get_args(Scheme)}
-    traceable = ("levels",)
-
     levels: tuple[Scheme, ...]
 
     def __init__(self, *levels: Scheme) -> None:
         object.__setattr__(self, "levels", levels)
-        if not levels:
-            raise ValueError("MultistageSampling needs at least one level, got none")
-        if len(levels) > MAX_LEVELS:
+        self.__post_init__()
+
+    def check_fields(self) -> None:
+        """Checks the levels one by one, and that their names differ."""
+        if not 1 <= len(self.levels) <= MAX_LEVELS:
             raise ValueError(
-                f"MultistageSampling takes at most {MAX_LEVELS} levels, "
-                f"got {len(levels)}"
+                "MultistageSampling takes at least one level and at most "
+                f"{MAX_LEVELS}, got {len(self.levels)}"
             )
-        for position, level in enumerate(levels):
-            _validation.instance(f"level {position + 1}", level, *_A_SCHEME)
-            if position:
-                refuse_epochs(f"level {position + 1}", level)
+        super().check_fields()
+        for position, level in enumerate(self.levels[1:], start=2):
+            refuse_epochs(f"level {position}", level)
         for name in self.level_names:
             if self.level_names.count(name) > 1:
                 raise ValueError(f"level names must differ, got {name!r} twice")
-        _ = self.shape  # raises if fields do not broadcast
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> MultistageSampling:
@@ -294,18 +275,23 @@ class MultistageSampling(Design):
         return f"MultistageSampling({', '.join(map(repr, self.levels))})"
 
 
-def check_named(field: str, scheme: Any, name: str) -> None:
-    """Refuses anything but a scheme that the level ``name`` may have."""
-    _validation.instance(field, scheme, *_A_SCHEME)
-    if scheme.name != name:
-        raise ValueError(f"{field} must be named {name!r}, got {scheme.name!r}")
-    if name != EPISODE:
-        refuse_epochs(field, scheme)
-    elif scheme.population is not None:
-        raise ValueError(
-            f"{field} must have population=None: the design determines the number of "
-            f"episodes, got population={scheme.population!r}"
-        )
+def _named(name: str, *kinds: type) -> Kind:
+    """Returns the kind of a scheme that must have this name."""
+
+    def checked(field: str, scheme: Any) -> Any:
+        _validation.instance(field, scheme, Scheme, _A_SCHEME)
+        if scheme.name != name:
+            raise ValueError(f"{field} must be named {name!r}, got {scheme.name!r}")
+        if name != EPISODE:
+            refuse_epochs(field, scheme)
+        elif scheme.population is not None:
+            raise ValueError(
+                f"{field} must have population=None: the design determines the number "
+                f"of episodes, got population={scheme.population!r}"
+            )
+        return scheme
+
+    return Kind(checked, specs=kinds)
 
 
 def refuse_epochs(where: str, value: Any) -> None:
@@ -316,28 +302,36 @@ def refuse_epochs(where: str, value: Any) -> None:
         )
 
 
-def within_episode(sampling: Any) -> MultistageSampling:
+def _within_episode(field: str, sampling: Any) -> MultistageSampling:
     """Returns the sampling of one episode; wraps a single scheme."""
     if isinstance(sampling, Scheme):
         sampling = MultistageSampling(sampling)
     if isinstance(sampling, Design) and not isinstance(sampling, MultistageSampling):
         raise NotImplementedError(
-            f"sampling: {type(sampling).__name__} within an episode has no theorem "
+            f"{field}: {type(sampling).__name__} within an episode has no theorem "
             "here; covered: MultistageSampling, Poisson, WithoutReplacement"
         )
     words = "a MultistageSampling or a scheme"
-    _validation.instance("sampling", sampling, MultistageSampling, words)
-    refuse_epochs("sampling of an episode", sampling.levels[0])
+    _validation.instance(field, sampling, MultistageSampling, words)
+    refuse_epochs(f"{field} of an episode", sampling.levels[0])
     if EPISODE in sampling.level_names:
         raise ValueError(
-            f"sampling must not have a level named {EPISODE!r}: it describes one "
+            f"{field} must not have a level named {EPISODE!r}: it describes one "
             f"episode; got levels {sampling.level_names}"
         )
     return sampling
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PeopleBlocks(Design):
+_FRESH = Poisson, WithoutReplacement
+_Episodes = Annotated[Scheme, _named(EPISODE, *get_args(Scheme))]
+_Classes = Annotated[Scheme, _named(CLASS, *_FRESH)]
+_Examples = Annotated[WithoutReplacement, _named(EXAMPLE, *_FRESH)]
+_WithinEpisode = Annotated[
+    Any, Kind(_within_episode, specs=(MultistageSampling, *_FRESH))
+]
+
+
+class PeopleBlocks(Design, kw_only=True):
     """Episodes within blocks of people: a person affects the episodes of one block.
 
     The public list of people (under ``zero_out``: of slots for people) is partitioned
@@ -379,27 +373,13 @@ class PeopleBlocks(Design):
       NotImplementedError: epochs within a block.
     """
 
-    nested_specs = {
-        "episodes": get_args(Scheme),
-        "sampling": (MultistageSampling, Poisson, WithoutReplacement),
-    }
-
-    numeric = dict.fromkeys(
-        ("num_people", "people_per_block", "episodes_per_block"), AT_LEAST_ONE
-    )
     at_most = (("people_per_block", "num_people"),)
 
-    num_people: ArrayLike
-    people_per_block: ArrayLike
-    episodes: Scheme
-    sampling: MultistageSampling | None = None
-    episodes_per_block: ArrayLike = 1
-
-    def __post_init__(self) -> None:
-        check_named("episodes", self.episodes, EPISODE)
-        if self.sampling is not None:
-            object.__setattr__(self, "sampling", within_episode(self.sampling))
-        super().__post_init__()
+    num_people: Sizes
+    people_per_block: Sizes
+    episodes: _Episodes
+    sampling: _WithinEpisode | None = None
+    episodes_per_block: Sizes = 1
 
     @property
     def num_possible_episodes(self) -> np.ndarray:
@@ -408,8 +388,7 @@ class PeopleBlocks(Design):
         return blocks * np.asarray(self.episodes_per_block)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class GroupedClasses(Design):
+class GroupedClasses(Design, kw_only=True):
     """N-way episodes from one pool of classes; a class is in at most one of a step.
 
     Give either ``episodes`` or ``classes``.
@@ -448,36 +427,25 @@ class GroupedClasses(Design):
       NotImplementedError: Poisson sampling of examples.
     """
 
-    nested_specs = {
-        "episodes": get_args(Scheme),
-        "classes": (Poisson, WithoutReplacement),
-        "examples": (Poisson, WithoutReplacement),
-    }
-
-    numeric = dict.fromkeys(("num_classes", "ways"), AT_LEAST_ONE)
     at_most = (("ways", "num_classes"),)
 
-    num_classes: ArrayLike
-    ways: ArrayLike
-    episodes: Scheme | None = None
-    classes: Scheme | None = None
-    examples: WithoutReplacement
+    num_classes: Sizes
+    ways: Sizes
+    episodes: _Episodes | None = None
+    classes: _Classes | None = None
+    examples: _Examples
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
+        """Checks each field, and that either episodes or classes are sampled."""
         if (self.episodes is None) == (self.classes is None):
             given = "neither" if self.episodes is None else "both"
             raise ValueError(f"give exactly one of episodes= and classes=, got {given}")
-        if self.episodes is not None:
-            check_named("episodes", self.episodes, EPISODE)
-        if self.classes is not None:
-            check_named("classes", self.classes, CLASS)
-        check_named("examples", self.examples, EXAMPLE)
+        super().check_fields()
         if isinstance(self.examples, Poisson):
             raise NotImplementedError(
                 "GroupedClasses with examples=Poisson has no theorem here; covered: "
                 "examples=WithoutReplacement('example', ...)"
             )
-        super().__post_init__()
 
     def check_values(self) -> None:
         """Refuses populations and numbers of classes that contradict the design."""
@@ -508,7 +476,6 @@ class GroupedClasses(Design):
         return np.floor_divide(self.num_classes, self.ways)
 
 
-@dataclass(frozen=True, eq=False, init=False)
 class IndependentEpisodes(Design):
     """A public number of episodes per step, each sampled through all stages.
 
@@ -526,19 +493,9 @@ class IndependentEpisodes(Design):
       NotImplementedError: a sampling that is itself an episodic design.
     """
 
-    nested_specs = {"sampling": (MultistageSampling, Poisson, WithoutReplacement)}
-
-    numeric = {"num_episodes": AT_LEAST_ONE}
-
-    sampling: MultistageSampling
-    num_episodes: ArrayLike
-
-    def __init__(
-        self, sampling: MultistageSampling | Scheme, *, num_episodes: ArrayLike
-    ) -> None:
-        object.__setattr__(self, "sampling", within_episode(sampling))
-        object.__setattr__(self, "num_episodes", num_episodes)
-        self.__post_init__()
+    sampling: _WithinEpisode
+    _: KW_ONLY
+    num_episodes: Sizes
 
     @functools.cached_property
     def level_names(self) -> tuple[str, ...]:

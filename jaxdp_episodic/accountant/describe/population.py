@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import (
@@ -23,7 +22,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     WithoutReplacement,
     checked_name,
 )
-from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Spec
+from jaxdp_episodic.accountant.describe.spec import Sizes, Spec
 
 # Largest number of units of a level: float64 distinguishes rates up to it.
 _MAX_UNITS = 2**53
@@ -47,7 +46,6 @@ class DistinctPaths(NamedTuple):
     witness_index: np.ndarray
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Population(Spec):
     """A tree of units: primary units hold secondary units hold ... hold examples.
 
@@ -375,7 +373,6 @@ def _checked_names(names: Any, *, num_levels: int) -> tuple[str, ...]:
 # --- Persons in many places of the tree ---
 
 
-@dataclass(frozen=True, eq=False)
 class PersonBounds(Spec):
     """Public bounds on one person's examples, for ``privacy_unit="person"``.
 
@@ -400,12 +397,10 @@ class PersonBounds(Spec):
       ValueError: no bound at all.
     """
 
-    numeric = dict.fromkeys(BOUNDS, AT_LEAST_ONE)
-
     _: KW_ONLY
-    examples: ArrayLike | None = None
-    classes: ArrayLike | None = None
-    tasks: ArrayLike | None = None
+    examples: Sizes | None = None
+    classes: Sizes | None = None
+    tasks: Sizes | None = None
 
     def check_values(self) -> None:
         """Refuses a spec without any bound."""
@@ -461,14 +456,12 @@ def bounds_with_copies(
 
 def check_people(
     sampling: Sampling,
-    people: Any,
+    people: PersonBounds | None,
     privacy_unit: str,
     population: Population | None,
     neighboring_relation: str,
 ) -> None:
     """Refuses bounds that are missing, have no level or contradict the design."""
-    kinds = PersonBounds | None
-    _validation.instance("people", people, kinds, "a PersonBounds or None")
     if privacy_unit not in OWNED:
         if people is not None:
             raise ValueError(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.spec import (
-    AT_LEAST_ONE,
-    AT_LEAST_ZERO,
-    NONNEGATIVE,
-    PROBABILITY,
+    Counts,
+    NonNegative,
+    NonNegatives,
+    Probabilities,
+    Probability,
+    Size,
+    Sizes,
     Spec,
 )
 
@@ -21,6 +24,7 @@ from jaxdp_episodic.accountant.describe.spec import (
 _MOST_VALUES = 1000
 # Allowed rounding error of a sum of probabilities.
 _SUM_ERROR = 1e-9
+_FINITE = _validation.reals("be >= 0 and finite", lambda a: (a >= 0) & np.isfinite(a))
 
 
 class Release(Spec):
@@ -31,8 +35,9 @@ class Release(Spec):
     fields is always a single setting.
     """
 
+    called = "release"
     # The relation of the guarantee; None means that of the rest of the run.
-    neighboring_relation: str | None = None
+    neighboring_relation = None
     # Relations covered by a theorem; () if the release has no relation.
     relations: ClassVar[tuple[str, ...]] = ()
     # Whether a sampling probability below 1 is refused under replace_one.
@@ -56,7 +61,6 @@ class Release(Spec):
             )
 
 
-@dataclass(frozen=True, eq=False)
 class LaplaceRelease(Release):
     """The sum of contributions clipped in the L1 norm, plus Laplace noise.
 
@@ -76,18 +80,15 @@ class LaplaceRelease(Release):
       NotImplementedError: sampling under "replace_one".
     """
 
-    numeric = {"noise_multiplier": NONNEGATIVE, "sampling_probability": PROBABILITY}
     relations = NEIGHBORING_RELATIONS
     whole_if_replaced = True
 
-    noise_multiplier: float | np.ndarray
+    noise_multiplier: NonNegatives
     _: KW_ONLY
-    sampling_probability: float | np.ndarray = 1.0
-    # A field, not the constant of the base class.
+    sampling_probability: Probabilities = 1.0
     neighboring_relation: str = "add_remove"
 
 
-@dataclass(frozen=True, eq=False)
 class ApproximateDP(Release):
     """A part of the run that is only known to be (epsilon, delta)-DP.
 
@@ -102,13 +103,10 @@ class ApproximateDP(Release):
     Reference: Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
     """
 
-    numeric = {"epsilon": NONNEGATIVE, "delta": PROBABILITY}
-
-    epsilon: float | np.ndarray
-    delta: float | np.ndarray = 0.0
+    epsilon: NonNegatives
+    delta: Probabilities = 0.0
 
 
-@dataclass(frozen=True, eq=False)
 class ZeroConcentratedDP(Release):
     """A part of the run that is only known to be (xi, rho)-zCDP.
 
@@ -124,13 +122,10 @@ class ZeroConcentratedDP(Release):
     Reference: Bun and Steinke (2016), arXiv:1605.02065, Definition 1.1, Lemma 2.4.
     """
 
-    numeric = dict.fromkeys(("rho", "xi"), NONNEGATIVE)
-    flags = ("is_gaussian",)
-
-    rho: float | np.ndarray
+    rho: NonNegatives
     _: KW_ONLY
-    xi: float | np.ndarray = 0.0
-    is_gaussian: bool = False
+    xi: NonNegatives = 0.0
+    is_gaussian: Annotated[bool, _validation.flag] = False
 
     def check_values(self) -> None:
         """Refuses a Gaussian mechanism with xi > 0."""
@@ -145,7 +140,6 @@ class ZeroConcentratedDP(Release):
             return cls(0.5 / np.square(noise), is_gaussian=True)
 
 
-@dataclass(frozen=True, eq=False)
 class RenyiDP(Release):
     """A part of the run with known Rényi divergences at some orders.
 
@@ -161,19 +155,17 @@ class RenyiDP(Release):
       ValueError: different lengths, or orders that do not ascend.
     """
 
-    lists = {"orders": _validation.order_or_inf_array, "rdp": NONNEGATIVE}
-
-    orders: Any
-    rdp: Any
+    orders: Annotated[Any, _validation.order_or_inf_array]
+    rdp: Annotated[Any, _validation.nonnegative_array]
 
     def check_values(self) -> None:
         """Refuses orders that do not ascend."""
+        _check_lists(orders=self.orders, rdp=self.rdp)
         if np.any(np.diff(self.orders) <= 0):
             shown = _validation.shown(np.asarray(self.orders).tolist())
             raise ValueError(f"orders must be ascending, got {shown}")
 
 
-@dataclass(frozen=True, eq=False)
 class RandomizedResponse(Release):
     """k-ary randomized response: the unit's answer, or with probability p a random one.
 
@@ -187,16 +179,14 @@ class RandomizedResponse(Release):
       NotImplementedError: "add_remove", which would change the number of answers.
     """
 
-    singles = {"noise_parameter": PROBABILITY, "num_buckets": AT_LEAST_ONE}
     relations = ("replace_one", "zero_out")
 
-    noise_parameter: float
-    num_buckets: int
+    noise_parameter: Probability
+    num_buckets: Size
     _: KW_ONLY
     neighboring_relation: str = "replace_one"
 
 
-@dataclass(frozen=True, eq=False)
 class DiscreteLaplaceRelease(Release):
     """A sum of integer vectors plus discrete Laplace noise.
 
@@ -214,18 +204,13 @@ class DiscreteLaplaceRelease(Release):
       NotImplementedError: sampling under "replace_one", or a sensitivity above 1,000.
     """
 
-    singles = {
-        "noise_parameter": NONNEGATIVE,
-        "sensitivity": AT_LEAST_ONE,
-        "sampling_probability": PROBABILITY,
-    }
     relations = NEIGHBORING_RELATIONS
     whole_if_replaced = True
 
-    noise_parameter: float
+    noise_parameter: NonNegative
     _: KW_ONLY
-    sensitivity: int = 1
-    sampling_probability: float = 1.0
+    sensitivity: Size = 1
+    sampling_probability: Probability = 1.0
     neighboring_relation: str = "add_remove"
 
     def check_values(self) -> None:
@@ -237,7 +222,6 @@ class DiscreteLaplaceRelease(Release):
             )
 
 
-@dataclass(frozen=True, eq=False)
 class GaussianMixtureRelease(Release):
     """The Gaussian mechanism for a unit whose contribution has a random size.
 
@@ -258,30 +242,23 @@ class GaussianMixtureRelease(Release):
     Reference: Choquette-Choo, Ganesh, Steinke, Thakurta (2023), arXiv:2310.15526.
     """
 
-    singles = {"standard_deviation": NONNEGATIVE, "sampling_probability": PROBABILITY}
-    lists = {
-        "sensitivities": _validation.reals(
-            "be >= 0 and finite", lambda a: (a >= 0) & np.isfinite(a)
-        ),
-        "probabilities": PROBABILITY,
-    }
     relations = ("add_remove", "zero_out")
 
-    sensitivities: Any
-    probabilities: Any
+    sensitivities: Annotated[Any, _FINITE]
+    probabilities: Annotated[Any, _validation.probability_array]
     _: KW_ONLY
-    standard_deviation: float
-    sampling_probability: float = 1.0
+    standard_deviation: NonNegative
+    sampling_probability: Probability = 1.0
     neighboring_relation: str = "add_remove"
 
     def check_values(self) -> None:
         """Refuses probabilities whose sum is not 1."""
+        _check_lists(sensitivities=self.sensitivities, probabilities=self.probabilities)
         total = float(np.sum(self.probabilities))
         if not abs(total - 1) <= _SUM_ERROR:
             raise ValueError(f"probabilities must add up to 1, got {total!r}")
 
 
-@dataclass(frozen=True, eq=False)
 class TruncatedPoissonRelease(Release):
     """A Poisson sample truncated to a largest batch size, plus Gaussian noise.
 
@@ -297,29 +274,28 @@ class TruncatedPoissonRelease(Release):
       neighboring_relation: "add_remove", "replace_one" or "zero_out".
     """
 
-    numeric = {
-        "noise_multiplier": NONNEGATIVE,
-        "sampling_probability": PROBABILITY,
-        "batch_size": AT_LEAST_ZERO,
-        "population": AT_LEAST_ONE,
-    }
     relations = NEIGHBORING_RELATIONS
 
-    noise_multiplier: float | np.ndarray
+    noise_multiplier: NonNegatives
     _: KW_ONLY
-    sampling_probability: float | np.ndarray
-    batch_size: int | np.ndarray
-    population: int | np.ndarray
+    sampling_probability: Probabilities
+    batch_size: Counts
+    population: Sizes
     neighboring_relation: str = "add_remove"
 
 
-RELEASES = (
-    LaplaceRelease,
-    ApproximateDP,
-    ZeroConcentratedDP,
-    RenyiDP,
-    RandomizedResponse,
-    DiscreteLaplaceRelease,
-    GaussianMixtureRelease,
-    TruncatedPoissonRelease,
-)
+def _check_lists(**lists: np.ndarray) -> None:
+    """Refuses anything but lists of numbers, all of one length."""
+    (first, like), *_ = lists.items()
+    for name, values in lists.items():
+        if values.ndim != 1 or values.size == 0:
+            shown = _validation.shown(values.tolist())
+            raise ValueError(f"{name} must be a list of numbers, got {shown}")
+        if len(values) != len(like):
+            raise ValueError(
+                f"{name} must have as many numbers as {first} ({len(like)}), got "
+                f"{len(values)}"
+            )
+
+
+RELEASES = tuple(Release.__subclasses__())

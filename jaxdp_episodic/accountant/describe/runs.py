@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import graphlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import checked_name, epoch_scheme
 from jaxdp_episodic.accountant.describe.releases import (
-    RELEASES,
     Release,
     RenyiDP,
     ZeroConcentratedDP,
 )
-from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ZERO, Size, Spec, number
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,
@@ -37,7 +37,19 @@ _MOST_STATES = 10_000
 MOST_BUDGET = 1_000_000
 
 
-@dataclass(frozen=True, eq=False)
+def _word(what: str, name: Any) -> str:
+    """Returns the name of an option or a state; refuses anything else."""
+    if not _validation.instance(what, name, str, "a string"):
+        raise ValueError(f"{what} must be a non-empty name, got ''")
+    return name
+
+
+_Word = Annotated[str, _word]
+_Natural = Annotated[int, number(AT_LEAST_ZERO)]
+_Budget = functools.partial(_validation.whole_number, maximum=MOST_BUDGET)
+_Membership = functools.partial(_validation.choice, allowed=(FIXED, CONTENT))
+
+
 class DisjointParts(Spec):
     """Runs on disjoint parts of the data; made by `disjoint`.
 
@@ -47,17 +59,13 @@ class DisjointParts(Spec):
       membership: what assigns a unit to its part; see `disjoint`.
     """
 
-    nested_specs = {"parts": (GaussianStep, *RELEASES, ComposedSteps)}
-    traceable = ("parts",)
-
-    names: tuple[str, ...]
+    names: tuple[Annotated[str, checked_name], ...]
     parts: tuple[AnyStep, ...]
-    membership: str | None = None
+    membership: Annotated[str, _Membership] | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", tuple(self.names))
-        for name in self.names:
-            checked_name("names of parts", name)
+    def check_fields(self) -> None:
+        """Checks that each part has a name, and that all protect the same units."""
+        super().check_fields()
         if len(set(self.names)) < len(self.names) or not self.names:
             raise ValueError(
                 f"parts must have at least one name, all different, got {self.names}"
@@ -67,13 +75,7 @@ class DisjointParts(Spec):
                 f"parts must have one run for each of {self.names}, "
                 f"got {len(self.parts)}"
             )
-        for name, part in zip(self.names, self.parts, strict=True):
-            what = "a GaussianStep, a release or a composed run"
-            _validation.instance(f"part {name!r}", part, AnyStep, what)
-        if self.membership is not None:
-            _validation.choice("membership", self.membership, (FIXED, CONTENT))
         one_protection("disjoint parts", self.steps)
-        _ = self.shape
         # One change must not affect two parts.
         relations = {step.neighboring_relation for step in self.steps} - {None}
         (relation,) = relations or {None}
@@ -132,6 +134,9 @@ def disjoint(
     "Disjoint parts".
     """
     _validation.instance("parts", parts, Mapping, "a table of names and steps")
+    for name, part in parts.items():
+        words = "a GaussianStep, release or composed run"
+        _validation.instance(f"part {name!r}", part, AnyStep, words)
     return DisjointParts(tuple(parts), tuple(parts.values()), membership)
 
 
@@ -149,7 +154,6 @@ def refuse_disjoint(step: Any, what: str) -> None:
 # --- Adaptive runs ---
 
 
-@dataclass(frozen=True, eq=False)
 class RuleBook(Spec):
     """A graph of the options that each state of an adaptive run allows.
 
@@ -166,24 +170,17 @@ class RuleBook(Spec):
       ValueError: a start that is no state, or more than 10,000 states.
     """
 
-    start: str
-    moves: Mapping[str, Mapping[str, str]]
+    start: _Word
+    moves: Mapping[_Word, Mapping[_Word, _Word]]
 
-    def __post_init__(self) -> None:
-        _validation.instance("moves", self.moves, Mapping, "a table of states")
-        moves = {}
-        for state, options in self.moves.items():
-            what = "a table of options and states"
-            _validation.instance(f"moves[{state!r}]", options, Mapping, what)
-            for name in (state, *options, *options.values()):
-                _checked_word("moves", name)
-            moves[state] = MappingProxyType(dict(options))
-        _validation.choice("start", self.start, moves)
-        if len(moves) > _MOST_STATES:
+    def check_values(self) -> None:
+        """Refuses a start that is no state, and too many states."""
+        _validation.choice("start", self.start, self.moves)
+        if len(self.moves) > _MOST_STATES:
             raise ValueError(
-                f"moves must have at most {_MOST_STATES:,} states, got {len(moves):,}"
+                f"moves must have at most {_MOST_STATES:,} states, got "
+                f"{len(self.moves):,}"
             )
-        object.__setattr__(self, "moves", MappingProxyType(moves))
 
     @classmethod
     def in_order(cls, options: Sequence[str]) -> Self:
@@ -293,19 +290,11 @@ def reachable(rules: RuleBook, start: str) -> set[str]:
     return found
 
 
-def _checked_word(what: str, name: Any) -> str:
-    """Returns the name of an option or a state; refuses anything else."""
-    _validation.instance(f"each name in {what}", name, str, "a string")
-    if not name:
-        raise ValueError(f"{what} must have non-empty names, got ''")
-    return name
-
-
 def _checked_names(options: Sequence[str]) -> list[str]:
     if isinstance(options, str) or not isinstance(options, Sequence):
         shown = _validation.shown(options)
         raise TypeError(f"options must be a list of names, got {shown}")
-    names = [_checked_word("options", name) for name in options]
+    names = [_word("each name in options", name) for name in options]
     if not names or len(set(names)) < len(names):
         shown = _validation.shown(options)
         raise ValueError(
@@ -314,25 +303,20 @@ def _checked_names(options: Sequence[str]) -> list[str]:
     return names
 
 
-@dataclass(frozen=True, eq=False, init=False)
 class Menu(Spec):
     """Base of `AdaptiveRun`: its fields, the charged options and the allowed ones."""
 
-    nested_specs = {
-        "options": (GaussianStep, ComposedSteps, *RELEASES),
-        "rules": (RuleBook,),
-    }
-    traceable = ("options",)
+    called = "AdaptiveRun"
 
-    options: Mapping[str, Any]
-    quotas: Mapping[str, int] | None = None
-    prices: Mapping[str, int] | None = None
-    budget: int | None = None
-    blocks: Mapping[str, int] | None = None
+    options: Mapping[_Word, GaussianStep | Release | ComposedSteps | Menu]
+    quotas: Mapping[str, _Natural] | None = None
+    prices: Mapping[str, Size] | None = None
+    budget: Annotated[int, _Budget] | None = None
+    blocks: Mapping[str, Size] | None = None
     rules: RuleBook | None = None
     odometer: tuple[float, ...] | None = None
-    taken: Mapping[str, int] = field(default_factory=dict)
-    state: str | None = None
+    taken: Mapping[str, _Natural] = field(default_factory=dict)
+    state: _Word | None = None
 
     # --- What is left ---
 
@@ -430,37 +414,42 @@ class Menu(Spec):
     # --- Checks ---
 
     def _set(self, **fields: Any) -> None:
-        """Checks and sets the fields of a new run."""
+        """Sets and checks the fields of a new run."""
         for name, value in fields.items():
             object.__setattr__(self, name, value)
-        options = _checked_options(self.options, type(self))
-        object.__setattr__(self, "options", MappingProxyType(options))
+        self.check_fields()
+
+    def check_fields(self) -> None:
+        """Checks each field, and that all tables are about the options."""
+        super().check_fields()
+        _check_options(self.options)
+        for name in ("quotas", "prices", "blocks", "taken"):
+            table = getattr(self, name)
+            if table is None:
+                continue
+            for option in table:
+                _validation.choice(f"options of {name}", option, self.options)
+            missing = [option for option in self.options if option not in table]
+            if missing and name in ("quotas", "prices"):
+                raise ValueError(
+                    f"{name} must have every option, {missing[0]!r} is missing"
+                )
+        taken = MappingProxyType({**dict.fromkeys(self.options, 0), **self.taken})
+        object.__setattr__(self, "taken", taken)
+        if any(taken.values()):
+            self.one_setting("taken")
         if self.rules is None:
             if self.state is not None:
                 raise ValueError(f"state must be None without rules, got {self.state}")
-        else:
-            _validation.instance("rules", self.rules, RuleBook, "a RuleBook or None")
-            for name in sorted(self.rules.options):
-                _validation.choice("options of rules", name, self.options)
-            if self.blocks is not None:
-                raise NotImplementedError(
-                    "blocks with rules have no theorem here; covered: one of the two"
-                )
-            state = self.rules.start if self.state is None else self.state
-            _validation.instance("state", state, str, "a name")
-            object.__setattr__(self, "state", state)
-        for name in ("quotas", "prices", "blocks"):
-            self._set_numbers(name, minimum=0 if name == "quotas" else 1)
-        if self.prices is not None and self.budget is not None:
-            most = _validation.whole_number("budget", self.budget, maximum=MOST_BUDGET)
-            object.__setattr__(self, "budget", most)
-        taken = dict.fromkeys(options, 0)
-        if self.taken:
-            self._set_numbers("taken", minimum=0, partial=True)
-            taken |= self.taken
-        if any(taken.values()):
-            self.one_setting("taken")
-        object.__setattr__(self, "taken", MappingProxyType(taken))
+            return
+        for name in sorted(self.rules.options):
+            _validation.choice("options of rules", name, self.options)
+        if self.blocks is not None:
+            raise NotImplementedError(
+                "blocks with rules have no theorem here; covered: one of the two"
+            )
+        if self.state is None:
+            object.__setattr__(self, "state", self.rules.start)
 
     def _set_odometer(self, odometer: Any) -> None:
         """Checks and sets the epsilons of the odometer, one for each price spent."""
@@ -525,33 +514,13 @@ class Menu(Spec):
                     f"got {self.state!r} after {dict(self.taken)}"
                 )
 
-    def _set_numbers(self, field: str, *, minimum: int, partial: bool = False) -> None:
-        """Checks a table of one whole number for each option."""
-        table = getattr(self, field)
-        if table is None:
-            return
-        _validation.instance(field, table, Mapping, "a table of numbers")
-        numbers = {}
-        for name, value in table.items():
-            _validation.choice(f"options of {field}", name, self.options)
-            where = f"{field}[{name!r}]"
-            numbers[name] = _validation.whole_number(where, value, minimum=minimum)
-        missing = [name for name in self.options if name not in numbers]
-        if missing and not (partial or field == "blocks"):
-            raise ValueError(
-                f"{field} must have every option, {missing[0]!r} is missing"
-            )
-        object.__setattr__(self, field, MappingProxyType(numbers))
 
-
-def _checked_options(options: Any, kind: type) -> dict[str, Any]:
-    """Returns the options; checks each one and that all can be in one run."""
-    if not isinstance(options, Mapping) or not options:
-        shown = _validation.shown(options)
-        raise TypeError(f"options must be a table of at least one step, got {shown}")
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Checks each option by itself, and that all can be in one run."""
+    if not options:
+        raise TypeError("options must be a table of at least one step, got {}")
     for name, option in options.items():
-        _checked_word("options", name)
-        _check_option(f"option {name!r}", option, kind)
+        _check_option(f"option {name!r}", option)
     for (one, first), (other, second) in itertools.combinations(options.items(), 2):
         both = f"options {one!r} and {other!r} cannot be in one run"
         with _validation.prefixed(both):
@@ -565,7 +534,6 @@ def _checked_options(options: Any, kind: type) -> dict[str, Any]:
                     f"{both}: people must be the same PersonBounds, got "
                     f"{' and '.join(map(_validation.shown, bounds))}"
                 )
-    return dict(options)
 
 
 def parts_of(option: Any) -> tuple[GaussianStep | Release, ...]:
@@ -576,15 +544,8 @@ def parts_of(option: Any) -> tuple[GaussianStep | Release, ...]:
     return option.steps if several else (option,)
 
 
-def _check_option(what: str, option: Any, kind: type) -> None:
-    """Refuses anything that cannot be an option."""
-    refuse_disjoint(option, what)
-    _validation.instance(
-        what,
-        option,
-        GaussianStep | Release | ComposedSteps | kind,
-        "a GaussianStep, a release, a composed run or an AdaptiveRun",
-    )
+def _check_option(what: str, option: Any) -> None:
+    """Refuses a step or run that has no theorem as an option."""
     counts = option.counts if isinstance(option, ComposedSteps) else (1,)
     if isinstance(option, Menu):
         if any(option.taken.values()):

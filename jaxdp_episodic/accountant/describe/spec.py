@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
+import itertools
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 
-Check = Callable[[str, Any], np.ndarray]
-"""From the name and value of a field to a checked array; raises for bad values."""
+Check = Callable[[str, Any], Any]
+"""From the name and value of a field to its checked value; raises for bad values."""
 # Version of the dictionaries.
 SCHEMA_VERSION = 1
 # Largest nesting depth: above that of any schema or array in use, and far below the
@@ -24,6 +27,119 @@ SCHEMA_VERSION = 1
 _MAX_DEPTH = 32
 # Largest integer that NumPy and TOML hold.
 _MAX_INTEGER = 2**63 - 1
+
+
+class Kind(NamedTuple):
+    """How fields of a type are checked, and what a dictionary may hold there."""
+
+    check: Check
+    # For numbers that may be arrays: the check of those that JAX does not trace.
+    number: Check | None = None
+    # Classes that a dictionary may describe.
+    specs: tuple[type, ...] = ()
+    # tuple or Mapping if each element of it is of this kind.
+    several: Any = None
+
+
+def number(check: Check) -> Kind:
+    """Returns the kind of one number."""
+    return Kind(functools.partial(_validation.one, check=check))
+
+
+def numbers(check: Check) -> Kind:
+    """Returns the kind of numbers that may be arrays; they broadcast together."""
+
+    def checked(name: str, value: Any) -> Any:
+        return value if _validation.is_traced(value) else check(name, value)
+
+    return Kind(checked, number=check)
+
+
+AT_LEAST_ZERO = functools.partial(_validation.integer_array, minimum=0)
+AT_LEAST_ONE = functools.partial(_validation.integer_array, minimum=1)
+
+NonNegative = Annotated[float, number(_validation.nonnegative_array)]
+Probability = Annotated[float, number(_validation.probability_array)]
+Size = Annotated[int, number(AT_LEAST_ONE)]
+# Scalars or arrays.
+NonNegatives = Annotated[float | np.ndarray, numbers(_validation.nonnegative_array)]
+Positives = Annotated[ArrayLike, numbers(_validation.positive_array)]
+Probabilities = Annotated[ArrayLike, numbers(_validation.probability_array)]
+PositiveShares = Annotated[ArrayLike, numbers(_validation.positive_share_array)]
+Counts = Annotated[int | np.ndarray, numbers(AT_LEAST_ZERO)]
+Sizes = Annotated[ArrayLike, numbers(AT_LEAST_ONE)]
+
+
+@functools.cache
+def kinds_of(cls: type) -> dict[str, Kind]:
+    """Returns the kinds of the fields of a class that are checked by their types."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    found = {name: _kind(hints[name]) for name in spec_fields(cls)}
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def _kind(hint: Any) -> Kind | None:
+    """Returns how values of a type are checked; None if they are not."""
+    if hasattr(hint, "__metadata__"):
+        mark = hint.__metadata__[0]
+        return mark if isinstance(mark, Kind) else Kind(mark)
+    several, options = typing.get_origin(hint), typing.get_args(hint) or (hint,)
+    known = [one for one in options if isinstance(one, type) and issubclass(one, Spec)]
+    if several in (tuple, Mapping):
+        key, inside = _kind(options[0]), _kind(options[several is Mapping])
+        if inside is None:
+            return None
+        of_key = key.check if key and several is Mapping else None
+        check = functools.partial(_each_checked, several, of_key, inside.check)
+        return inside._replace(check=check, several=several)
+    if known:
+        *names, last = (getattr(one, "called", "None") for one in options)
+        words = f"a {', '.join(names)}{' or ' * bool(names)}{last}"
+        check = functools.partial(_validation.instance, kinds=options, words=words)
+        # A base that messages call otherwise stands for its subclasses.
+        lists = (
+            (one,) if one.called == one.__name__ else one.__subclasses__() or (one,)
+            for one in known
+        )
+        return Kind(check, specs=tuple(itertools.chain(*lists)))
+    is_optional = types.NoneType in options and len(options) > 1
+    for inside in filter(None, map(_kind, options if is_optional else ())):
+        return inside._replace(check=functools.partial(_unless_none, inside.check))
+    return None
+
+
+def _unless_none(check: Check, name: str, value: Any) -> Any:
+    return None if value is None else check(name, value)
+
+
+def _each_checked(
+    several: Any, of_key: Check | None, check: Check, name: str, value: Any
+) -> Any:
+    """Returns the checked elements of a list, or of a table whose keys are checked."""
+    is_list = several is tuple
+    kinds, words = (list | tuple, "a list") if is_list else (Mapping, "a table")
+    _validation.instance(name, value, kinds, words)
+    for key in value if of_key else ():
+        of_key(f"each name in {name}", key)
+    found = each(lambda where, one: frozen(check(where, one)), name, value)
+    return found if is_list else types.MappingProxyType(found)
+
+
+def each(function: Callable[[str, Any], Any], where: str, value: Any) -> Any:
+    """Returns a list or table with ``function(path, element)`` for each element."""
+    if isinstance(value, Mapping):
+        return {k: function(f"{where}[{k!r}]", one) for k, one in value.items()}
+    return tuple(function(f"{where}[{i}]", one) for i, one in enumerate(value))
+
+
+def frozen(value: Any) -> Any:
+    """Returns a 0-d array as a Python number; makes other arrays read-only."""
+    if not isinstance(value, np.ndarray | np.generic):
+        return value
+    if value.ndim == 0:
+        return value.item()
+    value.setflags(write=False)
+    return value
 
 
 class ByValue:
@@ -38,28 +154,44 @@ class ByValue:
         return hash((type(self), _value_key(self)))
 
 
-class Spec(ByValue):
-    """Base of the descriptions of sampling and steps."""
+class _OfKinds:
+    """What the fields' kinds say, by name: an attribute of classes of specs."""
 
-    # Field -> the classes that a dictionary may describe there.
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {}
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __get__(self, spec: Any, cls: type) -> dict[str, Any]:
+        every = ((n, getattr(k, self._what)) for n, k in kinds_of(cls).items())
+        return {name: value for name, value in every if value}
+
+
+@typing.dataclass_transform(
+    eq_default=False, frozen_default=True, field_specifiers=(dataclasses.field,)
+)
+class Spec(ByValue):
+    """Base of frozen dataclasses that are checked by the types of their fields.
+
+    The value of a field ``Annotated[type, check]`` is replaced by ``check(name,
+    value)``; a `Kind` in place of the check says more. A field of a spec's type must be
+    such a spec. Each element of a tuple or Mapping of such types is checked.
+    """
+
+    # What messages call such a spec.
+    called: ClassVar[str]
     # Required field -> its allowed values.
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     # Keys that a dictionary may have besides the fields: arguments of `from_fields`.
     also_read: ClassVar[tuple[str, ...]] = ()
-    # Field -> its check, for fields that may be arrays and broadcast together.
-    numeric: ClassVar[Mapping[str, Check]] = {}
-    # Field -> its check, for fields that are one number each.
-    singles: ClassVar[Mapping[str, Check]] = {}
-    # Field -> its check, for fields that are lists of numbers, all of one length.
-    lists: ClassVar[Mapping[str, Check]] = {}
-    # Fields that are true or false.
-    flags: ClassVar[tuple[str, ...]] = ()
-    # Fields that are tuples of specs, or of numbers.
-    traceable: ClassVar[tuple[str, ...]] = ()
-
     # Pairs of numeric fields of which the first is at most the second.
     at_most: ClassVar[tuple[tuple[str, str], ...]] = ()
+    # Field -> its check, for fields that may be arrays and broadcast together.
+    numeric: ClassVar[Any] = _OfKinds("number")
+    # Field -> the classes that a dictionary may describe there.
+    nested_specs: ClassVar[Any] = _OfKinds("specs")
+
+    def __init_subclass__(cls, **how: Any) -> None:
+        cls.called = vars(cls).get("called", cls.__name__)
+        dataclasses.dataclass(frozen=True, eq=False, **how)(cls)
 
     def __post_init__(self) -> None:
         self.check_fields()
@@ -68,29 +200,9 @@ class Spec(ByValue):
 
     def check_fields(self) -> None:
         """Checks each field by itself, and that the numeric ones broadcast."""
-        for name, check in self.numeric.items():
-            value, default = getattr(self, name), getattr(type(self), name, ...)
-            is_omitted = value is None and default is None
-            if not (is_omitted or _validation.is_traced(value)):
-                set_checked(self, check, name)
-        for name, check in self.singles.items():
-            set_checked(self, functools.partial(_validation.one, check=check), name)
-        lists = {
-            name: check(name, getattr(self, name)) for name, check in self.lists.items()
-        }
-        for name, values in lists.items():
-            (first, like), *_ = lists.items()
-            if values.ndim != 1 or values.size == 0:
-                shown = _validation.shown(getattr(self, name))
-                raise ValueError(f"{name} must be a list of numbers, got {shown}")
-            if values.shape != like.shape:
-                raise ValueError(
-                    f"{name} must have as many numbers as {first} ({like.size}), got "
-                    f"{values.size}"
-                )
-            object.__setattr__(self, name, frozen_number(values))
-        for name in self.flags:
-            _validation.flag(name, getattr(self, name))
+        for name, kind in kinds_of(type(self)).items():
+            value = frozen(kind.check(name, getattr(self, name)))
+            object.__setattr__(self, name, value)
         _ = self.shape
 
     def check_values(self) -> None:
@@ -151,24 +263,21 @@ def mapped(
     """Returns the spec with ``function(path, value)`` in place of each number."""
     # Without `checked` the results need not be numbers.
 
-    def inside(value: Any, place: str) -> Any:
+    def inside(place: str, value: Any) -> Any:
         return mapped(value, function, place, checked=checked)
 
-    if isinstance(spec, tuple):
-        parts = tuple(inside(part, f"{where}[{i}]") for i, part in enumerate(spec))
-        return parts if any(map(operator.is_not, parts, spec)) else spec
-    if isinstance(spec, Mapping):
-        table = {name: inside(one, f"{where}[{name!r}]") for name, one in spec.items()}
-        return table if any(table[name] is not spec[name] for name in table) else spec
+    if isinstance(spec, tuple | Mapping):
+        parts = each(inside, where, spec)
+        keys = spec if isinstance(spec, Mapping) else range(len(spec))
+        return spec if all(parts[key] is spec[key] for key in keys) else parts
     if not isinstance(spec, Spec):
         return function(where, spec)
     fields = {name: getattr(spec, name) for name in spec_fields(spec)}
     changed = {}
-    for name, value in fields.items():
-        nested = isinstance(value, Spec) or name in spec.traceable
-        if value is not None and (nested or name in spec.numeric):
-            new = inside(value, f"{where}.{name}".lstrip("."))
-            if new is not value:
+    for name, kind in kinds_of(type(spec)).items():
+        if fields[name] is not None and (kind.number or kind.specs):
+            new = inside(f"{where}.{name}".lstrip("."), fields[name])
+            if new is not fields[name]:
                 changed[name] = new
     if not changed:
         return spec
@@ -214,25 +323,10 @@ def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any
     return mapped(spec, at_index)
 
 
-def frozen_number(array: np.ndarray) -> Any:
-    """Returns a 0-d array as a Python number; makes other arrays read-only."""
-    if array.ndim == 0:
-        return array.item()
-    array.setflags(write=False)
-    return array
-
-
 def set_checked(spec: Any, check: Check, *names: str) -> None:
-    """Replaces fields of a frozen spec by their checked values."""
+    """Replaces numbers of a frozen object by their checked values."""
     for name in names:
-        array = np.array(check(name, getattr(spec, name)))
-        object.__setattr__(spec, name, frozen_number(array))
-
-
-NONNEGATIVE = _validation.nonnegative_array
-PROBABILITY = _validation.probability_array
-AT_LEAST_ZERO = functools.partial(_validation.integer_array, minimum=0)
-AT_LEAST_ONE = functools.partial(_validation.integer_array, minimum=1)
+        object.__setattr__(spec, name, frozen(check(name, getattr(spec, name))))
 
 
 def _value_key(value: Any) -> Any:
@@ -313,17 +407,17 @@ def _decode(
     cls = names[_validation.choice(f"{where}.type", kind, names)]
     fields = {k: v for k, v in mapping.items() if k not in ("version", "type")}
     _check_keys(cls, fields, where)
-    declared = {field.name: str(field.type) for field in dataclasses.fields(cls)}
     for key in (key for key in cls.nested_specs if key in fields):
-        path, value = f"{where}.{key}", fields[key]
-        inner = functools.partial(_decode, cls.nested_specs[key], nested=True)
-        if isinstance(value, Mapping) and declared[key].startswith("Mapping"):
-            fields[key] = {n: inner(item, f"{path}.{n}") for n, item in value.items()}
-        elif isinstance(value, list | tuple) and declared[key].startswith("tuple"):
-            items = enumerate(value)
-            fields[key] = tuple(inner(item, f"{path}[{i}]") for i, item in items)
-        else:
-            fields[key] = inner(value, path)
+        kind, path, value = kinds_of(cls)[key], f"{where}.{key}", fields[key]
+
+        def inner(place: str, one: Any, kind: Kind = kind) -> Any:
+            return _decode(kind.specs, one, place, nested=True)
+
+        is_several = isinstance(
+            value, list | tuple if kind.several is tuple else Mapping
+        )
+        several = kind.several and is_several
+        fields[key] = each(inner, path, value) if several else inner(path, value)
     with _validation.prefixed(where):
         return cls.from_fields(fields)
 

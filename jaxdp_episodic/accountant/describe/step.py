@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, cast, get_args
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,19 +39,24 @@ from jaxdp_episodic.accountant.describe.rates import (
     PathRates,
     path_rates,
 )
-from jaxdp_episodic.accountant.describe.releases import RELEASES, Release
+from jaxdp_episodic.accountant.describe.releases import Release
 from jaxdp_episodic.accountant.describe.spec import (
-    AT_LEAST_ONE,
+    Counts,
+    NonNegatives,
+    Size,
     Spec,
-    frozen_number,
+    number,
     refuse_traced,
 )
 
 STEP = RESERVED_LEVEL_NAME
 SMALL_UNITS = ("error", "keep")
+_LevelName = functools.partial(
+    _validation.instance, kinds=str, words="the name of a level"
+)
+_Horizon = number(_validation.reals("be >= 1", lambda a: a >= 1))
 
 
-@dataclass(frozen=True, eq=False)
 class Bands(Spec):
     """Correlated noise: later steps partly cancel it, and groups of units take turns.
 
@@ -74,19 +79,10 @@ class Bands(Spec):
         coefficients are fitted to it; the guarantee does not depend on it.
     """
 
-    singles = {
-        "count": AT_LEAST_ONE,
-        "horizon": _validation.reals("be >= 1", lambda a: a >= 1),
-    }
-
-    count: int
+    count: Size
     _: KW_ONLY
-    level: str
-    horizon: float = 30.0
-
-    def check_values(self) -> None:
-        """Refuses a level that is no string."""
-        _validation.instance("level", self.level, str, "the name of a level")
+    level: Annotated[str, _LevelName]
+    horizon: Annotated[float, _Horizon] = 30.0
 
 
 def grouped_levels(design: Sampling, privacy_unit: str) -> tuple[str, ...]:
@@ -178,7 +174,6 @@ def _checked_episodes(design: GroupedClasses | PeopleBlocks) -> Sampling:
     return design
 
 
-@dataclass(frozen=True, eq=False)
 class GaussianStep(Spec):
     """One step of DP training: sampling, clipping, privacy unit and noise.
 
@@ -225,18 +220,9 @@ class GaussianStep(Spec):
       NotImplementedError: a combination that no theorem covers.
     """
 
-    nested_specs = {
-        "sampling": (*get_args(Sampling), *get_args(Scheme)),
-        "population": (Population,),
-        "people": (PersonBounds,),
-        "bands": (Bands,),
-    }
-
-    numeric = {"noise_multiplier": _validation.nonnegative_array}
-
     sampling: Sampling | Scheme
     _: KW_ONLY
-    noise_multiplier: float | np.ndarray
+    noise_multiplier: NonNegatives
     clip_unit: str | None = None
     privacy_unit: str | None = None
     neighboring_relation: str = "add_remove"
@@ -245,20 +231,20 @@ class GaussianStep(Spec):
     people: PersonBounds | None = None
     bands: Bands | None = None
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
+        """Fills in defaults, and checks what does not depend on known numbers."""
         object.__setattr__(self, "sampling", checked_sampling(self.sampling))
-        self.check_fields()
+        super().check_fields()
         relation = self.neighboring_relation
         _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
+        default = "error" if relation == "replace_one" else "keep"
         vars(self).update(
             clip_unit=checked_clip_unit(self.design, self.clip_unit),
             privacy_unit=checked_privacy_unit(self.design, self.privacy_unit),
+            small_units=default if self.small_units is None else self.small_units,
         )
         unit = str(self.privacy_unit)
         check_people(self.design, self.people, unit, self.population, relation)
-        if self.small_units is None:
-            default = "error" if relation == "replace_one" else "keep"
-            object.__setattr__(self, "small_units", default)
         _validation.choice("small_units", self.small_units, SMALL_UNITS)
         if relation == "add_remove" and self.small_units == "error":
             raise ValueError(
@@ -266,9 +252,10 @@ class GaussianStep(Spec):
                 "unit because of its size would reveal who is in it"
             )
         _ = self.in_group  # raises for bands without a theorem
-        if self.is_traced:
-            return  # checked once the numbers are known
-        _ = self.path_rates  # raises for a level without a size
+
+    def check_values(self) -> None:
+        """Refuses levels without a size, and units that are too small."""
+        _ = self.path_rates
         if self.small_units == "error":
             _refuse_small_units(self)
 
@@ -284,7 +271,7 @@ class GaussianStep(Spec):
 
     @functools.cached_property
     def _in_group(self) -> GaussianStep:
-        bands = _validation.instance("bands", self.bands, Bands, "a Bands or None")
+        bands = cast(Bands, self.bands)
         if self.population is not None and bands.count > 1:
             raise NotImplementedError(
                 "bands with a Population have no theorem here: state the sizes to be "
@@ -369,7 +356,6 @@ def banded(step: GaussianStep, bands: Bands | None) -> GaussianStep:
     return dataclasses.replace(step, bands=bands)
 
 
-@dataclass(frozen=True, eq=False)
 class ComposedSteps(Spec):
     """A run of several kinds of steps; made by `compose`.
 
@@ -379,36 +365,21 @@ class ComposedSteps(Spec):
       counts: how often each step is run: whole numbers >= 0, scalars or arrays.
     """
 
-    nested_specs = {"steps": (GaussianStep, *RELEASES)}
-
-    traceable = ("steps", "counts")
+    called = "composed run"
 
     steps: tuple[GaussianStep | Release, ...]
-    counts: tuple[int | np.ndarray, ...]
+    counts: tuple[Counts, ...]
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.steps, tuple) or not self.steps:
+    def check_fields(self) -> None:
+        """Checks that there is a count for each step, and one protection for all."""
+        super().check_fields()
+        if not self.steps:
             raise ValueError("compose needs at least one (step, count) pair, got none")
-        for step in self.steps:
-            _validation.instance(
-                "each step of compose",
-                step,
-                GaussianStep | Release,
-                "a GaussianStep, a release or a composed run (compose the run of each "
-                "disjoint part by itself)",
-            )
         if len(self.counts) != len(self.steps):
             raise ValueError(
                 f"counts must have one entry for each step ({len(self.steps)}), "
                 f"got {len(self.counts)}"
             )
-        counts = tuple(
-            count
-            if _validation.is_traced(count)
-            else frozen_number(_validation.integer_array("count", count, minimum=0))
-            for count in self.counts
-        )
-        object.__setattr__(self, "counts", counts)
         one_protection("composed steps", self.steps)
         gaussian = [step for step in self.gaussian_steps if step.population is not None]
         trees = [step.population for step in gaussian]
@@ -425,7 +396,6 @@ class ComposedSteps(Spec):
                 "composed steps must reach the privacy unit by the same levels of the "
                 f"population, got {levels}"
             )
-        _ = self.shape
 
     @property
     def gaussian_steps(self) -> tuple[GaussianStep, ...]:

@@ -266,7 +266,7 @@ def _released(event: Any, relation: str, **given: Any) -> Any:
         ours = OURS.get(theirs, theirs)
         if ours in given:
             continue
-        check = {**cls.numeric, **cls.singles}.get(ours)
+        check = cls.numeric.get(ours)
         given[ours] = number(event, theirs, check) if check else field(event, theirs)
     if cls.relations:
         given["neighboring_relation"] = relation

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -56,7 +55,6 @@ class AdaptivityCost(NamedTuple):
     held_back: float
 
 
-@dataclass(frozen=True, eq=False, init=False)
 class AdaptiveRun(Menu):
     """A run that may choose each step based on everything released before.
 
@@ -367,10 +365,3 @@ class AdaptiveRun(Menu):
             return Interval(found.lower, min(found.upper, most))
 
         return self._kept((kind, target, width), solved)
-
-
-# A run may be an option of another run.
-AdaptiveRun.nested_specs = {
-    **Menu.nested_specs,
-    "options": (*Menu.nested_specs["options"], AdaptiveRun),
-}

@@ -136,7 +136,7 @@ class AdaptiveBudget:
                 )
 
     @functools.cached_property
-    def options(self) -> Mapping[str, GaussianStep]:
+    def options(self) -> Mapping[str, Any]:
         """All options by name."""
         return {name: step for run in self.runs for name, step in run.options.items()}
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,7 +21,16 @@ from jaxdp_episodic.accountant.describe.designs import (
 )
 from jaxdp_episodic.accountant.describe.releases import RELEASES, LaplaceRelease
 from jaxdp_episodic.accountant.describe.runs import refuse_disjoint
-from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ZERO, Check, Spec, mapped
+from jaxdp_episodic.accountant.describe.spec import (
+    Counts,
+    NonNegatives,
+    Positives,
+    PositiveShares,
+    Probabilities,
+    Spec,
+    mapped,
+    numbers,
+)
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     GaussianStep,
@@ -87,26 +95,18 @@ Excess = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From numbers and elements to the elements' ``log(epsilon / target)``."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Question(Spec):
+class Question(Spec, kw_only=True):
     """A question about a step, whose numbers can be replaced by their field paths.
 
     Numbers that are not known yet are ``...``.
     """
 
-    numeric: ClassVar[Mapping[str, Check]] = {
-        DELTA: _validation.probability_array,
-        EPSILON: _validation.nonnegative_array,
-        NUM_STEPS: AT_LEAST_ZERO,
-        ORDERS: _validation.order_or_inf_array,
-    }
-
     kind: str
     step: AnyStep
-    delta: ArrayLike | None = None
-    epsilon: ArrayLike | None = None
-    num_steps: ArrayLike | None = None
-    orders: ArrayLike | None = None
+    delta: Probabilities | None = None
+    epsilon: NonNegatives | None = None
+    num_steps: Counts | None = None
+    orders: Annotated[ArrayLike, numbers(_validation.order_or_inf_array)] | None = None
     option: str = "exact"  # the method; of a curve its direction
 
     @functools.cached_property
@@ -149,14 +149,11 @@ class Question(Spec):
         return answer(asked, self.runs(), method)
 
 
-class Calibration(Question):
+class Calibration(Question, kw_only=True):
     """A question whose epsilon must be within a target."""
 
-    numeric: ClassVar[Mapping[str, Check]] = {
-        **Question.numeric,
-        EPSILON: _validation.positive_array,
-        DELTA: _validation.positive_share_array,
-    }
+    delta: PositiveShares | None = None
+    epsilon: Positives | None = None
 
     @classmethod
     def of(

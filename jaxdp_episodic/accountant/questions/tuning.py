@@ -6,14 +6,13 @@ Reference: Papernot and Steinke (2022), arXiv:2110.03620.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.accountant.describe.spec import Spec, numbers
 from jaxdp_episodic.accountant.methods.rdp import epsilons_at_orders
 from jaxdp_episodic.accountant.questions.api import order_grid
 
@@ -29,18 +28,21 @@ _MOST_EXPECTED_RUNS = 1e12
 # Largest mean for which a number of runs is drawn; beyond it this takes seconds.
 _MOST_DRAWN_RUNS = 1e6
 
+_some_runs = _validation.reals(
+    "be > 0 and at most 1e12", lambda a: (a > 0) & (a <= _MOST_EXPECTED_RUNS)
+)
+_one_run = _validation.reals(
+    "be >= 1 and at most 1e12", lambda a: (a >= 1) & (a <= _MOST_EXPECTED_RUNS)
+)
+_eta = _validation.reals(
+    f"be > -1 and at most {_LARGEST_ETA:g}", lambda a: (a > -1) & (a <= _LARGEST_ETA)
+)
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PoissonTrials(Spec):
+
+class PoissonTrials(Spec, kw_only=True):
     """A Poisson number of runs; none with probability exp(-expected_runs)."""
 
-    numeric = {
-        "expected_runs": _validation.reals(
-            "be > 0 and at most 1e12", lambda a: (a > 0) & (a <= _MOST_EXPECTED_RUNS)
-        )
-    }
-
-    expected_runs: ArrayLike
+    expected_runs: Annotated[ArrayLike, numbers(_some_runs)]
 
     @property
     def mean(self) -> np.ndarray:
@@ -52,22 +54,11 @@ class PoissonTrials(Spec):
         return int(generator.poisson(_validation.single("each field", self.mean)))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class NegativeBinomialTrials(Spec):
+class NegativeBinomialTrials(Spec, kw_only=True):
     """A truncated negative binomial number of runs, at least one."""
 
-    numeric = {
-        "expected_runs": _validation.reals(
-            "be >= 1 and at most 1e12", lambda a: (a >= 1) & (a <= _MOST_EXPECTED_RUNS)
-        ),
-        "eta": _validation.reals(
-            f"be > -1 and at most {_LARGEST_ETA:g}",
-            lambda a: (a > -1) & (a <= _LARGEST_ETA),
-        ),
-    }
-
-    expected_runs: ArrayLike
-    eta: ArrayLike = 0.0
+    expected_runs: Annotated[ArrayLike, numbers(_one_run)]
+    eta: Annotated[ArrayLike, numbers(_eta)] = 0.0
 
     def check_values(self) -> None:
         """Refuses a mean that no distribution with this eta has."""

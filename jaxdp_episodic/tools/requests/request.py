@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,9 +19,12 @@ from jaxdp_episodic.accountant.describe.runs import (
     refuse_disjoint,
 )
 from jaxdp_episodic.accountant.describe.spec import (
-    AT_LEAST_ZERO,
-    Check,
+    Counts,
+    NonNegatives,
+    Positives,
+    PositiveShares,
     Spec,
+    numbers,
     refuse_hostile,
 )
 from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
@@ -40,23 +42,13 @@ _SOUGHT = (NOISE, NUM_STEPS, RATE)
 _LARGEST = "largest within the target"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class EpsilonRequest(Spec):
+class EpsilonRequest(Spec, kw_only=True):
     """Asks for the cost of a run: epsilon at a delta, or delta at an epsilon."""
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "step": (GaussianStep, *RELEASES, ComposedSteps, DisjointParts, AdaptiveRun)
-    }
-    numeric: ClassVar[Mapping[str, Check]] = {
-        "num_steps": AT_LEAST_ZERO,
-        "delta": _validation.open_unit_array,
-        "epsilon": _validation.nonnegative_array,
-    }
-
     step: AnyStep | DisjointParts | AdaptiveRun
-    num_steps: ArrayLike | None = None
-    delta: ArrayLike | None = None
-    epsilon: ArrayLike | None = None
+    num_steps: Counts | None = None
+    delta: Annotated[ArrayLike, numbers(_validation.open_unit_array)] | None = None
+    epsilon: NonNegatives | None = None
     method: str = "exact"
 
     def check_values(self) -> None:
@@ -142,30 +134,22 @@ class EpsilonRequest(Spec):
         return api.delta(step, epsilon=self.epsilon, return_info=True, **run)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class CalibrationRequest(Spec):
+class CalibrationRequest(Spec, kw_only=True):
     """Asks for the noise, number of steps or rate that keeps a run within a target."""
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {"step": (GaussianStep,)}
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"calibrate": _SOUGHT}
-    numeric: ClassVar[Mapping[str, Check]] = {
-        "epsilon": _validation.positive_array,
-        "delta": _validation.positive_share_array,
-        "num_steps": AT_LEAST_ZERO,
-    }
 
     step: GaussianStep
     calibrate: str
-    epsilon: ArrayLike
-    delta: ArrayLike
-    num_steps: ArrayLike | None = None
+    epsilon: Positives
+    delta: PositiveShares
+    num_steps: Counts | None = None
     level: str | None = None
     method: str = "exact"
 
     def check_values(self) -> None:
         """Refuses fields that do not go with what is sought."""
         api.check_method(self.method)
-        _validation.instance("step", self.step, GaussianStep, "a GaussianStep")
         sought = _validation.choice("calibrate", self.calibrate, _SOUGHT)
         needed = {"num_steps": sought != NUM_STEPS, "level": sought == RATE}
         for name, is_needed in needed.items():

@@ -16,7 +16,6 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -261,8 +260,7 @@ _MANY_CHUNKS = 4  # compiling pays for a sweep of this many of NumPy's chunks
 _BYTES_A_ROW = 2048
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Sweep(Spec):
+class Sweep(Spec, kw_only=True):
     """A grid of settings, and the quantity to compute for each."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {

@@ -13,7 +13,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -138,11 +138,6 @@ Distribution = Choice | Integers | Uniform | LogUniform
 
 class Search(fields.CheckedSpec):
     """The target of a search, its number of runs, and the distributions of both."""
-
-    nested_specs: ClassVar[Any] = {
-        "trials": get_args(tuning.Trials),
-        "hyperparameters": get_args(Distribution),
-    }
 
     delta: Annotated[float, fields.within(0.0, 1.0, "()")]  # of the whole search
     trials: tuning.Trials  # the distribution of the number of runs

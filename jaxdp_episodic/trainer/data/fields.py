@@ -1,79 +1,24 @@
-"""Specs whose fields are checked by their annotated types.
-
-The value of a field ``Annotated[type, check]`` is replaced by ``check(name, value)``,
-which raises for a bad value. A field of a spec's type must be such a spec.
-"""
+"""Checks of the fields of specs; see `Spec`."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import typing
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.spec import Spec
-
-Check = Callable[[str, Any], Any]
-
-
-class _NestedSpecs:
-    """`Spec.nested_specs` of a class, from its annotations."""
-
-    def __get__(self, spec: Any, cls: type) -> dict[str, tuple[type, ...]]:
-        return {name: specs for name, (_, specs) in _fields(cls).items() if specs}
+from jaxdp_episodic.accountant.describe.spec import Check, Spec
 
 
 @typing.dataclass_transform(eq_default=False, kw_only_default=True, frozen_default=True)
 class CheckedSpec(Spec):
-    """Base of frozen dataclasses with keywords, checked by their field types.
-
-    `check_values` runs afterwards.
-    """
+    """Base of specs whose fields are keywords."""
 
     def __init_subclass__(cls) -> None:
-        dataclasses.dataclass(frozen=True, eq=False, kw_only=True)(cls)
-
-    nested_specs: ClassVar[Any] = _NestedSpecs()
-
-    def __post_init__(self) -> None:
-        for name, (check, _) in _fields(type(self)).items():
-            set_fields(self, **{name: check(name, getattr(self, name))})
-        self.check_values()
-
-
-@functools.cache
-def _fields(cls: type) -> dict[str, tuple[Check, tuple[type, ...]]]:
-    """Returns the checks of annotated fields and of specs, and the latter's classes."""
-    found: dict[str, tuple[Check, tuple[type, ...]]] = {}
-    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
-        options, specs = (hint, *typing.get_args(hint)), ()
-        marked = [one for one in options if hasattr(one, "__metadata__")]
-        if marked:
-            check = marked[0].__metadata__[0]
-        else:
-            kinds = [one for one in options if isinstance(one, type)]
-            specs = tuple(one for one in kinds if issubclass(one, Spec))
-            is_table = typing.get_origin(hint) is Mapping
-            words = "a table of " if is_table else "a "
-            check = functools.partial(
-                _validation.instance,
-                kinds=Mapping if is_table else specs,
-                words=words + " or ".join(one.__name__ for one in specs),
-            )
-        if type(None) in options:
-            check = functools.partial(_unless_none, check)
-        if marked or specs:
-            found[name] = check, specs
-    return found
-
-
-def _unless_none(check: Check, name: str, value: Any) -> Any:
-    return None if value is None else check(name, value)
+        super().__init_subclass__(kw_only=True)
 
 
 def whole(minimum: int = 1, maximum: int | None = None) -> Check:

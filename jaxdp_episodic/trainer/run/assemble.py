@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -498,7 +498,7 @@ def budget_of(
     with _validation.prefixed("adaptive.check"):
         validation = PrivateValidation(
             held_out,
-            runs[-1].options[CHECK],
+            cast(GaussianStep, runs[-1].options[CHECK]),
             shots=config.learner.shots,
             error_bound=stated.error_bound,
             normalizer=stated.normalizer,

@@ -77,7 +77,7 @@ INVALID = [
     ),
     (lambda: MultistageSampling(), "at least one level"),
     (lambda: MultistageSampling(poisson(0.1), poisson(0.1)), "'school' twice"),
-    (lambda: MultistageSampling(poisson(0.1), "pupil"), "level 2 must be"),
+    (lambda: MultistageSampling(poisson(0.1), "pupil"), r"levels\[1\] must be"),
     (lambda: bins(steps_per_epoch=0), "steps_per_epoch must be a"),
     (lambda: bins(times=0), "times must be a whole number >= 1"),
     (lambda: bins(times=11), "times must be at most steps_per_epoch, got times=11"),

@@ -217,7 +217,7 @@ INVALID = [
     (lambda: sampled([0.1, 0.2], np.ones(3)), "do not broadcast.*noise_mult"),
     (lambda: ask(num_steps=[1, 2], delta=[0.1] * 3), "do not broadcast.*delta"),
     (lambda: jde.compose(), "at least one"),
-    (lambda: jde.compose((STEP, -1)), "count must be a whole number >= 0"),
+    (lambda: jde.compose((STEP, -1)), r"counts\[0\] must be a whole number >= 0"),
     (lambda: ask(jde.compose((STEP, 3)), num_steps=-1), "num_steps must be a whole"),
     (lambda: jde.compose(STEP), "pairs"),
     (lambda: ask(STEP.sampling), "step must be a GaussianStep"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar, Self, get_args
 
@@ -45,6 +45,15 @@ def checked_name(field: str, name: Any) -> str:
             f"other than {_RESERVED}, got {_validation.shown(name)}"
         )
     return name
+
+
+def refuse_repeats(field: str, names: Sequence[str], least: int = 0) -> None:
+    """Refuses a name that is given twice, and fewer than ``least`` names: 0 or 1."""
+    if len(set(names)) < len(names) or len(names) < least:
+        raise ValueError(
+            f"{field} must be {'at least one name, ' * least}all different, got "
+            f"{_validation.shown(names)}"
+        )
 
 
 class LevelScheme(Spec):
@@ -262,9 +271,7 @@ class MultistageSampling(Design):
         super().check_fields()
         for position, level in enumerate(self.levels[1:], start=2):
             refuse_epochs(f"level {position}", level)
-        for name in self.level_names:
-            if self.level_names.count(name) > 1:
-                raise ValueError(f"level names must differ, got {name!r} twice")
+        refuse_repeats("level names", self.level_names)
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> MultistageSampling:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,9 @@ from jaxdp_episodic.accountant.describe.designs import (
     Scheme,
     WithoutReplacement,
     checked_name,
+    refuse_repeats,
 )
-from jaxdp_episodic.accountant.describe.spec import Sizes, Spec
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ZERO, Sizes, Spec
 
 # Largest number of units of a level: float64 distinguishes rates up to it.
 _MAX_UNITS = 2**53
@@ -69,49 +70,38 @@ class Population(Spec):
       ValueError: inconsistent counts, repeated or reserved names.
     """
 
-    children_counts: tuple[np.ndarray, ...]
-    level_names: tuple[str, ...] = ()
-    unit_ids: tuple[np.ndarray, ...] | None = field(default=None, compare=False)
+    children_counts: tuple[Annotated[np.ndarray, AT_LEAST_ZERO], ...]
+    level_names: tuple[Annotated[str, checked_name], ...] = ()
+    unit_ids: tuple[Annotated[np.ndarray, _copied], ...] | None = field(
+        default=None, compare=False
+    )
 
-    def __post_init__(self) -> None:
-        given: Any = self.children_counts
-        if not isinstance(given, list | tuple) or not given:
-            raise TypeError(
-                "children_counts must be a tuple of arrays, one per level, "
-                f"got {_validation.shown(given)}"
-            )
-        counts, num_units = [], 1
-        for level, count in enumerate(given):
+    def check_fields(self) -> None:
+        """Checks that the arrays have one entry for each unit."""
+        super().check_fields()
+        counts, ids, num_units = self.children_counts, self.unit_ids or (), 1
+        for level, count in enumerate(counts):
             name = f"children_counts[{level}]"
-            array = _validation.integer_array(name, count, minimum=0)
-            if array.shape != (num_units,):
+            if np.shape(count) != (num_units,):
                 raise ValueError(
                     f"{name} must have shape ({num_units},), one entry for each unit "
-                    f"of level {level}, got {array.shape}"
+                    f"of level {level}, got {np.shape(count)}"
                 )
-            if (total := array.sum(dtype=np.float64)) > _MAX_UNITS:
+            if (total := count.sum(dtype=np.float64)) > _MAX_UNITS:
                 raise ValueError(f"{name} must sum to at most 2**53, got {total:g}")
-            array.setflags(write=False)
-            counts.append(array)
-            num_units = int(array.sum())
-        names = _checked_names(self.level_names, num_levels=len(counts))
-        object.__setattr__(self, "children_counts", tuple(counts))
-        object.__setattr__(self, "level_names", names)
-        if self.unit_ids is None:
-            return
-        ids = tuple(np.array(column) for column in self.unit_ids)
-        for level, (column, count) in enumerate(zip(ids, counts, strict=False)):
-            if column.shape != (int(count.sum()),):
+            num_units = int(count.sum())
+            if level < len(ids) and np.shape(ids[level]) != (num_units,):
                 raise ValueError(
-                    f"unit_ids[{level}] must have shape ({int(count.sum())},), "
-                    f"got {column.shape}"
+                    f"unit_ids[{level}] must have shape ({num_units},), got "
+                    f"{np.shape(ids[level])}"
                 )
-            column.setflags(write=False)
-        if len(ids) > len(counts):
+        most, numbers = len(counts), (len(self.level_names), len(ids))
+        if not counts or max(numbers) > most:
             raise ValueError(
-                f"unit_ids must be at most {len(counts)} arrays, got {len(ids)}"
+                "children_counts must have at least one array, and level_names and "
+                f"unit_ids at most {most} entries, the number of levels, got {numbers}"
             )
-        object.__setattr__(self, "unit_ids", ids)
+        refuse_repeats("level_names", self.level_names)
 
     @classmethod
     def from_sizes(
@@ -178,7 +168,6 @@ class Population(Spec):
           ValueError: no arrays or records, unequal lengths, or an id under two parents.
         """
         names = tuple(ids)
-        _checked_names(names, num_levels=len(names) + 1)
         given = {name: column for name, column in ids.items() if column is not None}
         columns = {name: _id_column(name, column) for name, column in given.items()}
         if not columns or any(ids[name] is None for name in names[:-1]):
@@ -282,6 +271,10 @@ class Population(Spec):
         return f"Population(levels={self.level_names}, units={units})"
 
 
+def _copied(_: str, value: Any) -> np.ndarray:
+    return np.array(value)
+
+
 def _id_column(name: str, value: Any) -> np.ndarray:
     """Returns ids as a 1-D array of integers or strings."""
     array = np.asarray(value)
@@ -354,20 +347,6 @@ def max_contributions(
             values = total[ends] - total[ends - count]
         best.append(max(1, int(np.max(values, initial=0))))
     return np.array(best, np.int64)[inverse.ravel()].reshape(limits[0].shape)[()]
-
-
-def _checked_names(names: Any, *, num_levels: int) -> tuple[str, ...]:
-    """Returns level names as a tuple; refuses repeats, reserved and too many names."""
-    _validation.instance("level_names", names, list | tuple, "a tuple of strings")
-    if len(names) > num_levels:
-        raise ValueError(
-            f"level_names must have at most {num_levels} names, the number of levels, "
-            f"got {len(names)}"
-        )
-    for name in names:
-        if names.count(checked_name("each of level_names", name)) > 1:
-            raise ValueError(f"level_names must differ, got {name!r} twice")
-    return tuple(names)
 
 
 # --- Persons in many places of the tree ---

@@ -13,7 +13,11 @@ from typing import Annotated, Any, Self
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.designs import checked_name, epoch_scheme
+from jaxdp_episodic.accountant.describe.designs import (
+    checked_name,
+    epoch_scheme,
+    refuse_repeats,
+)
 from jaxdp_episodic.accountant.describe.releases import (
     Release,
     RenyiDP,
@@ -66,10 +70,7 @@ class DisjointParts(Spec):
     def check_fields(self) -> None:
         """Checks that each part has a name, and that all protect the same units."""
         super().check_fields()
-        if len(set(self.names)) < len(self.names) or not self.names:
-            raise ValueError(
-                f"parts must have at least one name, all different, got {self.names}"
-            )
+        refuse_repeats("names", self.names, 1)
         if len(self.parts) != len(self.names):
             raise ValueError(
                 f"parts must have one run for each of {self.names}, "
@@ -295,11 +296,7 @@ def _checked_names(options: Sequence[str]) -> list[str]:
         shown = _validation.shown(options)
         raise TypeError(f"options must be a list of names, got {shown}")
     names = [_word("each name in options", name) for name in options]
-    if not names or len(set(names)) < len(names):
-        shown = _validation.shown(options)
-        raise ValueError(
-            f"options must be at least one name, all different, got {shown}"
-        )
+    refuse_repeats("options", names, 1)
     return names
 
 
@@ -575,22 +572,18 @@ def check_kind(given: Mapping[str, Any], *, wants_margin: bool) -> None:
     """Refuses limits that do not end the run, or that exclude one another."""
     has = {name: value is not None for name, value in given.items()}
     by_target = has["epsilon"]
-    if by_target and not has["delta"]:
-        raise ValueError(f"epsilon={given['epsilon']!r} needs a delta, got None")
-    if has["delta"] and not (by_target or wants_margin):
-        raise ValueError(
-            f"delta must be None without epsilon, or an odometer with a margin, got "
-            f"{_validation.shown(given['delta'])}"
-        )
-    if wants_margin and not has["delta"]:
-        raise ValueError("odometer='margin' needs a delta, got None")
+    if not has["delta"] and (by_target or wants_margin):
+        needs = f"epsilon={given['epsilon']!r}" if by_target else "odometer='margin'"
+        raise ValueError(f"{needs} needs a delta, got None")
     if not any(has[name] for name in ("epsilon", "quotas", "prices", "rules")):
         raise ValueError(
             "one of quotas, prices, rules, or epsilon and delta must be given to end "
             "the run"
         )
+    aimless = not by_target and not wants_margin
     # (condition, its words, the arguments that must then be None).
     refused = (
+        (aimless, "without epsilon, or an odometer with a margin", ("delta",)),
         (has["quotas"], "with quotas", ("prices", "budget", "blocks", "epsilon")),
         (by_target, "with epsilon", ("budget",)),
         (not has["prices"], "without prices", ("budget", "blocks")),

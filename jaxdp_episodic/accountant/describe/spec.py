@@ -74,7 +74,8 @@ Sizes = Annotated[ArrayLike, numbers(AT_LEAST_ONE)]
 def kinds_of(cls: type) -> dict[str, Kind]:
     """Returns the kinds of the fields of a class that are checked by their types."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    found = {name: _kind(hints[name]) for name in spec_fields(cls)}
+    fields: Any = dataclasses.fields(cls)
+    found = {field.name: _kind(hints[field.name]) for field in fields}
     return {name: kind for name, kind in found.items() if kind is not None}
 
 
@@ -119,8 +120,9 @@ def _each_checked(
     is_list = several is tuple
     kinds, words = (list | tuple, "a list") if is_list else (Mapping, "a table")
     _validation.instance(name, value, kinds, words)
-    for key in value if of_key else ():
-        of_key(f"each name in {name}", key)
+    for key in value:
+        if of_key is not None:
+            of_key(f"each name in {name}", key)
     found = each(lambda where, one: frozen(check(where, one)), name, value)
     return found if is_list else types.MappingProxyType(found)
 
@@ -275,7 +277,7 @@ def mapped(
     fields = {name: getattr(spec, name) for name in spec_fields(spec)}
     changed = {}
     for name, kind in kinds_of(type(spec)).items():
-        if fields[name] is not None and (kind.number or kind.specs):
+        if (kind.number or kind.specs) and fields[name] is not None:
             new = inside(f"{where}.{name}".lstrip("."), fields[name])
             if new is not fields[name]:
                 changed[name] = new
@@ -294,15 +296,6 @@ def traced_numbers(spec: Spec) -> dict[str, Any]:
     """Returns the numbers of a spec that JAX traces, by field path."""
     every = spec.all_numbers.items()
     return {where: value for where, value in every if _validation.is_traced(value)}
-
-
-def without_traced(spec: Spec) -> Any:
-    """Returns a copy with ``...`` for numbers that JAX traces, for use by `mapped`."""
-
-    def hidden(_: str, value: Any) -> Any:
-        return ... if _validation.is_traced(value) else value
-
-    return mapped(spec, hidden, checked=False)
 
 
 def refuse_traced(spec: Spec) -> None:

@@ -20,11 +20,7 @@ from jaxdp_episodic.accountant._engine import (
 )
 from jaxdp_episodic.accountant.describe.designs import Poisson, epoch_scheme
 from jaxdp_episodic.accountant.describe.releases import LaplaceRelease
-from jaxdp_episodic.accountant.describe.spec import (
-    mapped,
-    traced_numbers,
-    without_traced,
-)
+from jaxdp_episodic.accountant.describe.spec import mapped, traced_numbers
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,
@@ -189,11 +185,13 @@ def _answer(question: Question, shape: tuple[int, ...]) -> Any:
     if not question.is_traced:
         found = np.broadcast_to(answered(question), shape)
         return jax.numpy.asarray(_rounded_up(found, dtype))
+    traced = traced_numbers(question)
     leaves = [
         jax.numpy.broadcast_to(_canonical(place.removeprefix("step."), value), shape)
-        for place, value in traced_numbers(question).items()
+        for place, value in traced.items()
     ]
-    return _differentiable(without_traced(question), shape, dtype)(*leaves)
+    hidden = mapped(question, lambda at, n: ... if at in traced else n, checked=False)
+    return _differentiable(hidden, shape, dtype)(*leaves)
 
 
 def _canonical(place: str, value: Any) -> Any:

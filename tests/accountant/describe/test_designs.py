@@ -69,14 +69,14 @@ INVALID = [
     ),
     (
         lambda: Population.from_sizes([[1]], level_names=("step",)),
-        "^each of level_names must",
+        r"^level_names\[0\] must",
     ),
     (
         lambda: MultistageSampling(poisson([0.1, 0.2]), pupils(size=[1, 2, 3])),
         r"levels\[0\].*\(2,\), levels\[1\].size",
     ),
     (lambda: MultistageSampling(), "at least one level"),
-    (lambda: MultistageSampling(poisson(0.1), poisson(0.1)), "'school' twice"),
+    (lambda: MultistageSampling(poisson(0.1), poisson(0.1)), "'school', 'school'"),
     (lambda: MultistageSampling(poisson(0.1), "pupil"), r"levels\[1\] must be"),
     (lambda: bins(steps_per_epoch=0), "steps_per_epoch must be a"),
     (lambda: bins(times=0), "times must be a whole number >= 1"),

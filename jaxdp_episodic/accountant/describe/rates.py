@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from jaxdp_episodic.accountant.describe.population import DistinctPaths, Populat
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_tail
 
 NEIGHBORING_RELATIONS = ("add_remove", "replace_one", "zero_out")
+Relation = Annotated[
+    str, functools.partial(_validation.choice, allowed=NEIGHBORING_RELATIONS)
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,17 +224,12 @@ def _level_rates(
 
 def _check_fits(level_names: tuple[str, ...], population: Population) -> None:
     """Refuses a population with too few levels or with other names."""
-    if population.num_levels < len(level_names):
+    pairs = zip(level_names, population.level_names, strict=False)
+    if population.num_levels < len(level_names) or any(a != b for a, b in pairs):
         raise ValueError(
-            f"population must have at least {len(level_names)} levels, one for each "
-            f"of {level_names}, got {_validation.shown(population)}"
+            f"population must have at least {len(level_names)} levels, the sampling's "
+            f"{level_names}, got {_validation.shown(population)}"
         )
-    for expected, given in zip(level_names, population.level_names, strict=False):
-        if expected != given:
-            raise ValueError(
-                f"population must have the sampling's levels {level_names}, got "
-                f"{population.level_names}"
-            )
 
 
 # --- A Poisson sample truncated at random: docs/proofs.md ---

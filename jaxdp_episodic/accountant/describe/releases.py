@@ -8,7 +8,10 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
+from jaxdp_episodic.accountant.describe.rates import (
+    NEIGHBORING_RELATIONS,
+    Relation,
+)
 from jaxdp_episodic.accountant.describe.spec import (
     Counts,
     NonNegative,
@@ -48,7 +51,6 @@ class Release(Spec):
         relation, covered, how, also = self.neighboring_relation, self.relations, "", ""
         if not covered:
             return
-        _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
         if self.whole_if_replaced and not self.is_traced:
             if np.any(np.less(getattr(self, "sampling_probability", 1), 1)):
                 how = " and a sampling_probability below 1"
@@ -86,7 +88,7 @@ class LaplaceRelease(Release):
     noise_multiplier: NonNegatives
     _: KW_ONLY
     sampling_probability: Probabilities = 1.0
-    neighboring_relation: str = "add_remove"
+    neighboring_relation: Relation = "add_remove"
 
 
 class ApproximateDP(Release):
@@ -184,7 +186,7 @@ class RandomizedResponse(Release):
     noise_parameter: Probability
     num_buckets: Size
     _: KW_ONLY
-    neighboring_relation: str = "replace_one"
+    neighboring_relation: Relation = "replace_one"
 
 
 class DiscreteLaplaceRelease(Release):
@@ -211,7 +213,7 @@ class DiscreteLaplaceRelease(Release):
     _: KW_ONLY
     sensitivity: Size = 1
     sampling_probability: Probability = 1.0
-    neighboring_relation: str = "add_remove"
+    neighboring_relation: Relation = "add_remove"
 
     def check_values(self) -> None:
         """Refuses a loss distribution of too many values."""
@@ -249,7 +251,7 @@ class GaussianMixtureRelease(Release):
     _: KW_ONLY
     standard_deviation: NonNegative
     sampling_probability: Probability = 1.0
-    neighboring_relation: str = "add_remove"
+    neighboring_relation: Relation = "add_remove"
 
     def check_values(self) -> None:
         """Refuses probabilities whose sum is not 1."""
@@ -281,15 +283,15 @@ class TruncatedPoissonRelease(Release):
     sampling_probability: Probabilities
     batch_size: Counts
     population: Sizes
-    neighboring_relation: str = "add_remove"
+    neighboring_relation: Relation = "add_remove"
 
 
 def _check_lists(**lists: np.ndarray) -> None:
     """Refuses anything but lists of numbers, all of one length."""
     (first, like), *_ = lists.items()
     for name, values in lists.items():
-        if values.ndim != 1 or values.size == 0:
-            shown = _validation.shown(values.tolist())
+        if np.ndim(values) != 1 or np.size(values) == 0:
+            shown = _validation.shown(values)
             raise ValueError(f"{name} must be a list of numbers, got {shown}")
         if len(values) != len(like):
             raise ValueError(

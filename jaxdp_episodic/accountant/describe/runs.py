@@ -100,11 +100,6 @@ class DisjointParts(Spec):
         """The steps of all parts."""
         return tuple(step for part in self.parts for step in parts_of(part))
 
-    @property
-    def have_counts(self) -> bool:
-        """Whether every part is a composed run, which has its own counts."""
-        return all(isinstance(part, ComposedSteps) for part in self.parts)
-
 
 def disjoint(
     parts: Mapping[str, AnyStep], *, membership: str | None = None
@@ -410,12 +405,6 @@ class Menu(Spec):
 
     # --- Checks ---
 
-    def _set(self, **fields: Any) -> None:
-        """Sets and checks the fields of a new run."""
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-        self.check_fields()
-
     def check_fields(self) -> None:
         """Checks each field, and that all tables are about the options."""
         super().check_fields()
@@ -487,7 +476,7 @@ class Menu(Spec):
                     f"{self._block(name)}"
                 )
 
-    def _check_taken(self) -> None:
+    def check_values(self) -> None:
         """Refuses a run that never ends, or one charged with more than it allows."""
         self._check_bands()
         limits = self.quotas is not None or self.prices is not None

@@ -35,8 +35,8 @@ from jaxdp_episodic.accountant.describe.population import (
     check_people,
 )
 from jaxdp_episodic.accountant.describe.rates import (
-    NEIGHBORING_RELATIONS,
     PathRates,
+    Relation,
     path_rates,
 )
 from jaxdp_episodic.accountant.describe.releases import Release
@@ -50,7 +50,7 @@ from jaxdp_episodic.accountant.describe.spec import (
 )
 
 STEP = RESERVED_LEVEL_NAME
-SMALL_UNITS = ("error", "keep")
+_SmallUnits = functools.partial(_validation.choice, allowed=("error", "keep"))
 _LevelName = functools.partial(
     _validation.instance, kinds=str, words="the name of a level"
 )
@@ -225,9 +225,9 @@ class GaussianStep(Spec):
     noise_multiplier: NonNegatives
     clip_unit: str | None = None
     privacy_unit: str | None = None
-    neighboring_relation: str = "add_remove"
+    neighboring_relation: Relation = "add_remove"
     population: Population | None = None
-    small_units: str | None = None
+    small_units: Annotated[str, _SmallUnits] | None = None
     people: PersonBounds | None = None
     bands: Bands | None = None
 
@@ -236,7 +236,6 @@ class GaussianStep(Spec):
         object.__setattr__(self, "sampling", checked_sampling(self.sampling))
         super().check_fields()
         relation = self.neighboring_relation
-        _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
         default = "error" if relation == "replace_one" else "keep"
         vars(self).update(
             clip_unit=checked_clip_unit(self.design, self.clip_unit),
@@ -245,7 +244,6 @@ class GaussianStep(Spec):
         )
         unit = str(self.privacy_unit)
         check_people(self.design, self.people, unit, self.population, relation)
-        _validation.choice("small_units", self.small_units, SMALL_UNITS)
         if relation == "add_remove" and self.small_units == "error":
             raise ValueError(
                 "small_units must be 'keep' under add_remove, got 'error': refusing a "

@@ -125,8 +125,10 @@ class AdaptiveRun(Menu):
         }
         target = {"epsilon": epsilon, "delta": delta}
         check_kind({**limits, **target}, wants_margin=wants_margin)
-        self._set(options=options, **limits, odometer=None, taken=taken, state=state)
-        object.__setattr__(self, "_answers", {})
+        vars(self).update(
+            limits, options=options, taken=taken, state=state, _answers={}
+        )
+        self.check_fields()
         for name, given in (("epsilon", epsilon), ("odometer", odometer)):
             if given is not None:
                 self.one_setting(name)
@@ -149,7 +151,7 @@ class AdaptiveRun(Menu):
                 )
         if odometer is not None:
             self._set_odometer(odometer)
-        self._check_taken()
+        self.check_values()
 
     def __reduce__(self) -> Any:
         return type(self).from_dict, (self.to_dict(),)

@@ -318,12 +318,12 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 58_982,
-    "jaxdp_episodic/accountant/describe": 3_559,
+    "jaxdp_episodic": 58_971,
+    "jaxdp_episodic/accountant/describe": 3_546,
     "jaxdp_episodic/accountant/losses": 4_648,
     "jaxdp_episodic/accountant/methods": 5_484,
     "jaxdp_episodic/accountant/numerics": 2_803,
-    "jaxdp_episodic/accountant/questions": 5_546,
+    "jaxdp_episodic/accountant/questions": 5_548,
     "jaxdp_episodic/accountant/bounds": 1_720,
     "jaxdp_episodic/accountant/interop": 1_542,
     "jaxdp_episodic/accountant/report": 1_146,

@@ -318,8 +318,8 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 58_971,
-    "jaxdp_episodic/accountant/describe": 3_546,
+    "jaxdp_episodic": 58_972,
+    "jaxdp_episodic/accountant/describe": 3_547,
     "jaxdp_episodic/accountant/losses": 4_648,
     "jaxdp_episodic/accountant/methods": 5_484,
     "jaxdp_episodic/accountant/numerics": 2_803,

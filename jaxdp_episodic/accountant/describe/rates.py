@@ -227,8 +227,8 @@ def _check_fits(level_names: tuple[str, ...], population: Population) -> None:
     pairs = zip(level_names, population.level_names, strict=False)
     if population.num_levels < len(level_names) or any(a != b for a, b in pairs):
         raise ValueError(
-            f"population must have at least {len(level_names)} levels {level_names}, as "
-            f"the sampling has, got {population.level_names} and "
+            f"population must have at least {len(level_names)} levels {level_names} "
+            f"as the sampling has, got {population.level_names} and "
             f"{population.num_levels} levels in all"
         )
 

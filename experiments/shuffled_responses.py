@@ -38,7 +38,7 @@ def exact_randomized_response_delta(
       NotImplementedError: too many users; names the bound that covers them.
     """
     eps0, n, eps = checked(
-        limited_local_epsilon=local_epsilon, num_users=num_users, epsilon=epsilon
+        local_epsilon__limited=local_epsilon, num_users=num_users, epsilon=epsilon
     )
     if num_other_ones is None:
         ones = None

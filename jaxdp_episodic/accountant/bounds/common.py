@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, AT_LEAST_ZERO, Check
 
 # Smallest normal number, to which positive results that underflow are rounded up.
 TINY = float(np.finfo(np.float64).tiny)
@@ -17,59 +17,37 @@ _HALVINGS = 28
 # Answers below this share of the largest epsilon are rounded up to it.
 _SMALLEST_SHARE = 1e-9
 
-# Each check, and the names of the arguments that it checks; see `_CALLED`.
-_NAMES: tuple[tuple[Callable[[str, Any], np.ndarray], str], ...] = (
-    (
-        _validation.nonnegative_array,
-        "epsilon local_epsilon total_epsilon rho noise_std noise_stds strong_convexity "
-        "diameter",
-    ),
-    (  # the exponential of twice as much is a float64
-        _validation.reals(
-            "lie in [0, 300] (above it shuffling does not help)",
-            lambda a: (a >= 0) & (a <= 300),
-        ),
-        "limited_local_epsilon",
-    ),
-    (
-        _validation.probability_array,
-        "delta rate outer_rate sampling_probability sampling_rate",
-    ),
-    (
-        _validation.positive_array,
-        "positive_noise_std learning_rate learning_rates lipschitz smoothness",
-    ),
-    (_validation.open_unit_array, "delta_in_between slack"),
-    (
-        _validation.reals("lie in [0, 1)", lambda a: (a >= 0) & (a < 1)),
-        "delta_below_1 total_delta",
-    ),
-    (
-        _validation.reals("be >= 0 and finite", lambda a: (a >= 0) & np.isfinite(a)),
-        "finite_epsilon",
-    ),
-    (functools.partial(_validation.integer_array, minimum=0), "size num_steps"),
-    (
-        functools.partial(_validation.integer_array, minimum=1),
-        "population group_size num_users num_examples batch_size",
-    ),
-)
-_CHECKS = {name: check for check, names in _NAMES for name in names.split()}
-# Names in the table for a second range of an argument, and the argument's name.
-_CALLED = {
-    "limited_local_epsilon": "local_epsilon",
-    "finite_epsilon": "epsilon",
-    "delta_in_between": "delta",
-    "delta_below_1": "delta",
-    "positive_noise_std": "noise_std",
+# The names of the arguments of each check. What follows "__" is another range of them.
+_NAMES: dict[Check, str] = {
+    _validation.nonnegative_array: "epsilon local_epsilon total_epsilon rho noise_std "
+    "noise_stds strong_convexity diameter",
+    _validation.positive_array: "noise_std__positive learning_rate learning_rates "
+    "lipschitz smoothness",
+    _validation.probability_array: "delta rate outer_rate sampling_probability "
+    "sampling_rate",
+    _validation.open_unit_array: "delta__inside slack",
+    _validation.reals(
+        "lie in [0, 1)", lambda a: (a >= 0) & (a < 1)
+    ): "delta__below_1 total_delta",
+    _validation.reals(
+        "be >= 0 and finite", lambda a: (a >= 0) & np.isfinite(a)
+    ): "epsilon__finite",
+    # The exponential of twice as much is a float64.
+    _validation.reals(
+        "lie in [0, 300] (above it shuffling does not help)",
+        lambda a: (a >= 0) & (a <= 300),
+    ): "local_epsilon__limited",
+    AT_LEAST_ZERO: "size num_steps",
+    AT_LEAST_ONE: "population group_size num_users num_examples batch_size",
 }
+_CHECKS = {name: check for check, names in _NAMES.items() for name in names.split()}
 
 
 def checked(**arguments: Any) -> list[np.ndarray]:
     """Returns checked arguments as float64 arrays that are broadcast to one shape."""
     arrays = {}
     for key, value in arguments.items():
-        name = _CALLED.get(key, key)
+        name = key.partition("__")[0]
         arrays[name] = np.asarray(_CHECKS[key](name, value), np.float64)
     shape = _validation.broadcast_shape(**arrays)
     return [np.broadcast_to(array, shape) for array in arrays.values()]
@@ -78,7 +56,7 @@ def checked(**arguments: Any) -> list[np.ndarray]:
 def checked_one(**arguments: Any) -> list[float]:
     """Returns checked arguments, each a single number."""
     return [
-        float(_validation.one(_CALLED.get(key, key), value, _CHECKS[key]))
+        float(_validation.one(key.partition("__")[0], value, _CHECKS[key]))
         for key, value in arguments.items()
     ]
 

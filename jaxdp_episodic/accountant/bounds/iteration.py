@@ -168,7 +168,7 @@ def rho_to_epsilon(rho: Any, *, delta: Any) -> Any:
 
     Reference: Canonne, Kamath and Steinke (2020), arXiv:2004.00010, Proposition 12.
     """
-    slope, small = checked(rho=rho, delta_in_between=delta)
+    slope, small = checked(rho=rho, delta__inside=delta)
     return epsilon(ZeroConcentratedDP(slope), delta=small, num_steps=1, method="rdp")
 
 
@@ -257,7 +257,7 @@ def bounded_iteration_rdp(
         raise ValueError(f"orders must be a vector, got shape {alpha.shape}")
     (steps,) = checked(num_steps=num_steps)
     n, b, sigma = checked_one(
-        num_examples=num_examples, batch_size=batch_size, positive_noise_std=noise_std
+        num_examples=num_examples, batch_size=batch_size, noise_std__positive=noise_std
     )
     if b > n:
         raise ValueError(f"batch_size must be at most num_examples = {n:g}, got {b:g}")

@@ -57,7 +57,7 @@ def shuffled_epsilon_closed_form(
     arXiv:2012.12803, Theorem 3.1.
     """
     eps0, n, delta = checked(
-        local_epsilon=local_epsilon, num_users=num_users, delta_in_between=delta
+        local_epsilon=local_epsilon, num_users=num_users, delta__inside=delta
     )
     with np.errstate(divide="ignore", over="ignore"):
         log_n = np.log(n)
@@ -90,7 +90,7 @@ def shuffled_delta(
     """
     _validation.choice("kind", kind, KINDS)
     eps0, n, eps = checked(
-        limited_local_epsilon=local_epsilon, num_users=num_users, epsilon=epsilon
+        local_epsilon__limited=local_epsilon, num_users=num_users, epsilon=epsilon
     )
     logs = _log_delta(eps0.ravel(), n.ravel(), eps.ravel(), kind)
     return delta_of(logs, up=kind != "lower").reshape(eps0.shape)[()]
@@ -109,7 +109,7 @@ def shuffled_epsilon(
     """
     _validation.choice("kind", kind, KINDS)
     every = checked(
-        limited_local_epsilon=local_epsilon, num_users=num_users, delta_below_1=delta
+        local_epsilon__limited=local_epsilon, num_users=num_users, delta__below_1=delta
     )
     shape, (eps0, n, target) = every[0].shape, (each.ravel() for each in every)
 

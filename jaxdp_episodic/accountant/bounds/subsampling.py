@@ -173,7 +173,7 @@ def delta_with_replacement_subsampled(
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 10.
     """
     m, n = map(int, checked_one(size=size, population=population))
-    (target,) = checked(finite_epsilon=epsilon)
+    (target,) = checked(epsilon__finite=epsilon)
     if isinstance(mechanism, Mechanism) and mechanism.shape:
         raise ValueError(
             f"mechanism must be one setting, got one of shape {mechanism.shape}"
@@ -218,7 +218,7 @@ def group_delta(mechanism: Profile, *, group_size: Any, epsilon: Any) -> Any:
     Reference: Vadhan (2017), "The complexity of differential privacy", Lemma 2.2, as
     used by Balle, Barthe and Gaboardi (2018), Section 5.
     """
-    k, eps = checked(group_size=group_size, finite_epsilon=epsilon)
+    k, eps = checked(group_size=group_size, epsilon__finite=epsilon)
     one = eps / k
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         # sum_{i<k} e^{i eps/k}; k at epsilon 0.
@@ -272,7 +272,7 @@ def advanced_joint_convexity(
             raise ValueError(f"{name} must be a vector of probabilities that sum to 1")
     if len({dist.shape for dist in given.values()}) != 1:
         raise ValueError("shared, first and second must have the same length")
-    eps, r = checked_one(finite_epsilon=epsilon, rate=rate)
+    eps, r = checked_one(epsilon__finite=epsilon, rate=rate)
     if r == 0:
         raise ValueError("rate must be one number in (0, 1], got 0")
     outer = float(amplified_epsilon(eps, rate=r))
@@ -301,7 +301,7 @@ def _times(rate: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 
 def _profile_at_rate(mechanism: Profile, epsilon: Any, **rate: Any) -> Any:
-    r, target = checked(**rate, finite_epsilon=epsilon)
+    r, target = checked(**rate, epsilon__finite=epsilon)
     inner = unamplified_epsilon(target, rate=np.where(r > 0, r, 1.0))
     return _times(r, _read(mechanism, np.asarray(inner)))[()]
 

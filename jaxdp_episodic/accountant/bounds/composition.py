@@ -76,14 +76,12 @@ def compose_closed_form(
     eps, step_delta, k, extra = checked(
         epsilon=epsilon, delta=delta, num_steps=num_steps, slack=slack
     )
-    finite = np.isfinite(eps)
-    e = np.where(finite, eps, 0.0)
-    drift = k * e * np.tanh(e / 2)
+    e = np.where(np.isfinite(eps), eps, 0.0)
     gentle = np.log(np.e + np.sqrt(k) * e / extra)
-    least = np.minimum(gentle, -np.log(extra))
-    strong = (drift + e * np.sqrt(2 * k * least)) * _ROUND_UP
+    spread = e * np.sqrt(2 * k * np.minimum(gentle, -np.log(extra)))
+    strong = (k * e * np.tanh(e / 2) + spread) * _ROUND_UP
     total = np.minimum(_product_up(k, e), strong)
-    total = np.where(finite | (k == 0), total, np.inf)
+    total = np.where(np.isfinite(eps) | (k == 0), total, np.inf)
     # 1 - (1 - delta)^k (1 - slack), without cancellation and rounded up.
     with np.errstate(divide="ignore", invalid="ignore"):
         kept = np.where(k > 0, k * np.log1p(-step_delta), 0.0) + np.log1p(-extra)

@@ -37,6 +37,9 @@ _SHARES = np.linspace(0.1, 0.9, 17)
 # Size of the logarithmic grid of numbers of last steps; each gives a valid bound, and
 # for 1e9 steps the smallest is at most 2e-5 above that of all.
 _CANDIDATES = 2048
+# Arguments of one pass, and of noisy gradient descent on a bounded set.
+_ARRAYS = ("learning_rates", "noise_stds", "smoothness", "strong_convexity")
+_SCALARS = ("learning_rate", "lipschitz", *_ARRAYS[2:], "diameter")
 
 
 def contraction_factors(
@@ -88,7 +91,9 @@ def one_pass_rho(
     iteration", arXiv:1808.06651, Theorems 22 and 23 (equal noise), with the best split.
     """
     eta, sigma, sensitivities, factors = _one_pass(
-        learning_rates, noise_stds, lipschitz, smoothness, strong_convexity, batch_size
+        *(learning_rates, noise_stds, smoothness, strong_convexity),
+        lipschitz=lipschitz,
+        batch_size=batch_size,
     )
     # V_t = sum_{i >= t} w_i (C_i / C_t)², backwards so that nothing underflows.
     noise = (eta * sigma) ** 2
@@ -111,7 +116,7 @@ def final_variance(
     `contraction_factors`, an *upper bound* for maps that contract more.
     """
     eta, sigma, _, factors = _one_pass(
-        learning_rates, noise_stds, 1.0, smoothness, strong_convexity, 1
+        learning_rates, noise_stds, smoothness, strong_convexity
     )
     after = np.append(np.cumprod(factors[::-1])[::-1][1:], 1.0)
     return float(np.sum((eta * sigma * after) ** 2))
@@ -141,7 +146,9 @@ def optimal_noise_stds(
     Reference: Feldman et al. (2018), arXiv:1808.06651, Theorem 22, for the bound.
     """
     eta, _, sensitivities, factors = _one_pass(
-        learning_rates, 1.0, lipschitz, smoothness, strong_convexity, batch_size
+        *(learning_rates, 1.0, smoothness, strong_convexity),
+        lipschitz=lipschitz,
+        batch_size=batch_size,
     )
     target = _validation.positive_array("rho", rho)
     if target.ndim and target.shape != eta.shape:
@@ -286,21 +293,11 @@ def bounded_iteration_rdp(
 
 
 def _one_pass(
-    learning_rates: Any,
-    noise_stds: Any,
-    lipschitz: Any,
-    smoothness: Any,
-    strong_convexity: Any,
-    batch_size: Any,
+    *arrays: Any, lipschitz: Any = 1.0, batch_size: Any = 1
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns learning rates, noise, sensitivities and contraction factors, (T,)."""
-    eta, sigma, beta, m = checked(
-        learning_rates=learning_rates,
-        noise_stds=noise_stds,
-        smoothness=smoothness,
-        strong_convexity=strong_convexity,
-    )
-    shape = np.shape(learning_rates)
+    eta, sigma, beta, m = checked(**dict(zip(_ARRAYS, arrays, strict=True)))
+    shape = np.shape(arrays[0])
     if len(shape) != 1 or shape == (0,):
         raise ValueError(f"learning_rates must be a vector, got shape {shape}")
     if eta.shape != shape:
@@ -313,21 +310,10 @@ def _one_pass(
     return eta, sigma, 2 * eta * bound / size, factors
 
 
-def _scalars(
-    learning_rate: Any,
-    lipschitz: Any,
-    smoothness: Any,
-    strong_convexity: Any,
-    diameter: Any,
-) -> tuple[float, float, float, float]:
+def _scalars(*scalars: Any) -> tuple[float, float, float, float]:
     """Returns learning rate, Lipschitz bound, diameter and contraction factor."""
-    eta, bound, beta, m, span = checked_one(
-        learning_rate=learning_rate,
-        lipschitz=lipschitz,
-        smoothness=smoothness,
-        strong_convexity=strong_convexity,
-        diameter=diameter,
-    )
+    named = dict(zip(_SCALARS, scalars, strict=True))
+    eta, bound, beta, m, span = checked_one(**named)
     factor = contraction_factors(eta, smoothness=beta, strong_convexity=m)
     return eta, bound, span, float(factor)
 

@@ -251,13 +251,11 @@ class RdpTable(Mechanism):
                 f"values must hold the RDP at orders 2, 3, … along its last axis, got "
                 f"shape {shape}"
             )
-        leading = _validation.broadcast_shape(
-            values=np.empty(shape[:-1]), limit=self.limit
-        )
-        if leading != shape[:-1]:
+        rows, limit = np.empty(shape[:-1]), np.shape(self.limit)
+        if _validation.broadcast_shape(values=rows, limit=self.limit) != rows.shape:
             raise ValueError(
-                f"limit must broadcast to values.shape[:-1] = {shape[:-1]}, got shape "
-                f"{np.shape(self.limit)}"
+                f"limit must broadcast to values.shape[:-1] = {rows.shape}, got shape "
+                f"{limit}"
             )
 
     @property
@@ -285,9 +283,9 @@ class RdpTable(Mechanism):
         self.up_to(int(np.ceil(np.max(orders, initial=2.0))))
         values, whole = np.asarray(self.values), np.floor(orders)
         weight, index = orders - whole, whole.astype(int) - 2
-        last = values.shape[-1] - 1
-        below = np.take(values, np.clip(index, 0, last), axis=-1)
-        above = np.take(values, np.clip(index + 1, 0, last), axis=-1)
+        below, above = (
+            np.take(values, at, axis=-1, mode="clip") for at in (index, index + 1)
+        )
         # Weights of the two ends in the log-moment, divided by alpha - 1. At whole
         # orders the upper end has weight 0, also if it is infinite; below order 2 the
         # lower end has.

@@ -158,7 +158,8 @@ def delta_with_replacement_subsampled(
 
         delta'(eps') = sum_{k=1..m} C(m,k) (1/n)^k (1 - 1/n)^{m-k} delta_k(eps).
 
-    The mechanism, size and population are of one setting, and epsilon is finite.
+    The mechanism, size and population are of one setting (`ValueError` otherwise), and
+    epsilon is finite.
     ``group_profile`` maps (k, epsilons) to the delta of replacing k units. Default: the
     exact one for Gaussian and Laplace noise; otherwise `group_delta`.
 
@@ -166,9 +167,6 @@ def delta_with_replacement_subsampled(
       float64 in [0, 1] of epsilon's shape; an *upper bound* under ``replace_one``, as
       the profiles must be. Multiplicities with a total probability below e^-100 are
       taken with delta 1.
-
-    Raises:
-      ValueError: a mechanism of more than one setting.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 10.
     """
@@ -180,13 +178,13 @@ def delta_with_replacement_subsampled(
         )
     if m == 0:
         return np.zeros(target.shape)[()]
-    rate = 1.0 if n == 1 else -np.expm1(m * np.log1p(-1 / n))
-    inner = np.asarray(unamplified_epsilon(target, rate=rate))
     first = last = m  # a population of one: every draw is this unit
+    rate, third = 1.0, _CUT_EXPONENT / 3
     if n > 1:
-        mean, third = m / n, _CUT_EXPONENT / 3
-        most = third + np.sqrt(third**2 + 2 * _CUT_EXPONENT * mean)  # Bernstein
-        first, last = 1, int(min(m, np.ceil(mean + most)))
+        rate = -np.expm1(m * np.log1p(-1 / n))
+        most = third + np.sqrt(third**2 + 2 * _CUT_EXPONENT * m / n)  # Bernstein
+        first, last = 1, int(min(m, np.ceil(m / n + most)))
+    inner = np.asarray(unamplified_epsilon(target, rate=rate))
     if last - first > _MOST_MULTIPLICITIES:
         raise ValueError(
             f"size must be at most about {_MOST_MULTIPLICITIES:,} times population"
@@ -252,16 +250,13 @@ def advanced_joint_convexity(
 ) -> tuple[float, float]:
     """Returns both sides' order and delta of advanced joint convexity, of finite pairs.
 
-    ``shared``, ``first`` and ``second`` are mu0, mu1 and mu1', (K,) probabilities;
-    ``rate`` is r in (0, 1], ``epsilon`` is finite.
+    ``shared``, ``first`` and ``second`` are mu0, mu1 and mu1', (K,) probabilities that
+    sum to 1 (`ValueError` otherwise); ``rate`` is r in (0, 1], ``epsilon`` is finite.
 
     Returns:
       ``(eps', delta)``: ``eps' = log(1 + r (e^eps - 1))``, and the hockey-stick
       divergence of order ``e^eps'`` of ``(1-r) mu0 + r mu1`` from ``(1-r) mu0 + r
       mu1'``, computed by the theorem's right-hand side. *Exact* up to rounding.
-
-    Raises:
-      ValueError: distributions of different lengths or that do not sum to 1.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 2.
     """

@@ -23,10 +23,8 @@ from jaxdp_episodic.accountant.describe.step import (
 from jaxdp_episodic.accountant.questions import api, tuning
 from jaxdp_episodic.files.optional import check_version
 
-Parts = list[tuple[Any, int]]
-"""Events, and how often each happens."""
-Law = tuple[np.ndarray, np.ndarray]
-"""Values, ascending, and their probabilities."""
+Parts = list[tuple[Any, int]]  # events, and how often each happens
+Law = tuple[np.ndarray, np.ndarray]  # values, ascending, and their probabilities
 
 # Versions of dp_accounting whose events are covered.
 _VERSIONS = ("0.6",)
@@ -374,11 +372,8 @@ def _poisson(event: Any, relation: str) -> OneStep:
     if relation == "replace_one" and (is_mixture or kinds == {"Laplace"}):
         raise _wrong_relation(event, relation, "add_remove", "zero_out")
     if kinds == {"Laplace"}:
-        return releases.LaplaceRelease(
-            _joint_noise(parts, 1),
-            sampling_probability=rate,
-            neighboring_relation=relation,
-        )
+        given = {"noise_multiplier": _joint_noise(parts, 1)}
+        return _released(parts[0][0], relation, sampling_probability=rate, **given)
     if kinds <= {"DiscreteLaplace", "MixtureOfGaussians"} and is_one:
         return _released(one, relation, sampling_probability=rate)
     if is_mixture:

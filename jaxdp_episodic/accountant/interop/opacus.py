@@ -90,12 +90,9 @@ class EpisodicAccountant(_accountants.IAccountant):
                     "history must have entries (noise_multiplier, sample_rate, number "
                     f"of steps), got {_validation.shown(entry)}"
                 )
-            noise_multiplier, sample_rate, count = entry
-            step = self._step(*_noise_and_rate(noise_multiplier, sample_rate))
-            counts[step] = counts.get(step, 0) + count
-        if not counts:
-            return 0.0
-        run = compose(*counts.items())
+            step = self._step(*_noise_and_rate(*entry[:2]))
+            counts[step] = counts.get(step, 0) + entry[2]
+        run = compose(*(counts or {self._step(1.0, 0.0): 0}).items())
         return float(epsilon(run, delta=delta, method=self.method))
 
     def __len__(self) -> int:

@@ -318,14 +318,14 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 58_972,
+    "jaxdp_episodic": 58_919,
     "jaxdp_episodic/accountant/describe": 3_547,
     "jaxdp_episodic/accountant/losses": 4_648,
     "jaxdp_episodic/accountant/methods": 5_484,
     "jaxdp_episodic/accountant/numerics": 2_803,
     "jaxdp_episodic/accountant/questions": 5_548,
-    "jaxdp_episodic/accountant/bounds": 1_720,
-    "jaxdp_episodic/accountant/interop": 1_542,
+    "jaxdp_episodic/accountant/bounds": 1_675,
+    "jaxdp_episodic/accountant/interop": 1_534,
     "jaxdp_episodic/accountant/report": 1_146,
     "jaxdp_episodic/trainer/data": 3_383,
     "jaxdp_episodic/trainer/draw": 1_409,

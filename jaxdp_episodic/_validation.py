@@ -232,8 +232,8 @@ def _numeric(name: str, value: Any) -> np.ndarray:
         array = array.astype(np.float64)  # of JAX's further types, as bfloat16
     if array.dtype.kind not in "iuf" and array.size == 0 and array.dtype != object:
         array = array.astype(np.float64)
-    is_object = array.dtype == object and array.size > 0
-    if is_object and all(type(item) in (int, float) for item in array.flat):
+    made_object = array.dtype == object and array.size > 0 and array is not value
+    if made_object and all(type(item) in (int, float) for item in array.flat):
         raise ValueError(
             f"{name} must fit into 64 bits if it is a whole number, got {shown(value)}"
         )

@@ -20,7 +20,7 @@ HUGE = 10**5000  # more digits than Python prints
 NO_NUMBERS = (
     *(True, "1", b"1", 1j, {}, object()),
     *([1.0, "a"], [[1], [2, 3]], [True, 1.0]),
-    *(np.array(["1"]), np.array([None, 1.0]), np.datetime64("2026-01-01")),
+    *(np.array(["1"]), np.array([2, 1.0], object), np.datetime64("2026-01-01")),
     np.array([(1.0, 2)], [("a", float), ("b", int)]),
     np.ma.array([1.0], mask=[True]),
 )

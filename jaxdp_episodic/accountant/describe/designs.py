@@ -50,10 +50,8 @@ def checked_name(field: str, name: Any) -> str:
 def refuse_repeats(field: str, names: Sequence[str], least: int = 0) -> None:
     """Refuses a name that is given twice, and fewer than ``least`` names: 0 or 1."""
     if len(set(names)) < len(names) or len(names) < least:
-        raise ValueError(
-            f"{field} must be {'at least one name, ' * least}all different, got "
-            f"{_validation.shown(names)}"
-        )
+        rule = "be at least one name, all different" if least else "differ"
+        raise ValueError(f"{field} must {rule}, got {_validation.shown(names)}")
 
 
 class LevelScheme(Spec):

@@ -27,7 +27,7 @@ from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.data.folders import STORED
 from jaxdp_episodic.trainer.data.splits import SPLITS, TRAIN
-from jaxdp_episodic.trainer.run.ledger_file import read_ledger
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger, steps_charged
 
 PICTURE = "plan.png"
 _NO_CONFIG = (
@@ -227,7 +227,7 @@ def do_report(o: command.Options) -> list[str]:
     with command.waiting():
         if o.file.is_dir() or o.file.suffix in (".sqlite", ".jsonl"):
             content = read_ledger(o.file)
-            said = [f"{content.charged:,} steps are charged."]
+            said = [f"{steps_charged(content.charged)}."]
             said += caveats_on_ledger(content)
             if (budget := content.adaptive_taken) is not None:
                 return [adaptive_in_words(budget, said)]

@@ -318,9 +318,9 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 58_927,
+    "jaxdp_episodic": 58_846,
     "jaxdp_episodic/accountant/describe": 3_545,
-    "jaxdp_episodic/accountant/losses": 4_648,
+    "jaxdp_episodic/accountant/losses": 4_567,
     "jaxdp_episodic/accountant/methods": 5_484,
     "jaxdp_episodic/accountant/numerics": 2_803,
     "jaxdp_episodic/accountant/questions": 5_548,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_203,
     "jaxdp_episodic/files": 1_361,
     "experiments": 7_098,
-    "tests": 48_231,
+    "tests": 48_227,
 }
 
 

@@ -26,9 +26,6 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     SwappedGaussianLoss,
 )
-from jaxdp_episodic.accountant.losses.independent_episodes import (
-    IndependentEpisodesLoss,
-)
 from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.losses.people import PeopleLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
@@ -49,7 +46,6 @@ LOSSES = {
     "sampled": SampledGaussianLoss(OUTER, RATE, SHIFT),
     "swapped": SwappedGaussianLoss(OUTER, RATE, SHIFT),
     "antipodal": AntipodalGaussianLoss(OUTER, RATE, INNER, SHIFT),
-    "episodes": IndependentEpisodesLoss(OUTER, RATE, SHIFT, np.full(SIZE, 3.0)),
 }
 
 

@@ -96,10 +96,7 @@ Excess = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class Question(Spec, kw_only=True):
-    """A question about a step, whose numbers can be replaced by their field paths.
-
-    Numbers that are not known yet are ``...``.
-    """
+    """A question about a step, with ``...`` for numbers that are not known yet."""
 
     kind: str
     step: AnyStep
@@ -123,10 +120,8 @@ class Question(Spec, kw_only=True):
         *,
         checked: bool = False,
     ) -> Question:
-        """Returns the question about some of the flattened settings, numbers changed.
-
-        Unless they are ``checked``, sizes and counts may become real numbers.
-        """
+        """Returns the question about some flattened settings, with numbers changed."""
+        # Unless they are ``checked``, sizes and counts may become real numbers.
 
         def taken(where: str, value: Any) -> Any:
             if np.ndim(value):

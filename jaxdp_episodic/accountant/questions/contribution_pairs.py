@@ -88,13 +88,11 @@ def one_contribution(
     is_unit: bool = False,
     norms: np.ndarray | float = 1.0,
 ) -> PrivacyLoss:
-    """The rows of the multistage theorem.
-
-    ``poisson_rate`` is p if the clip level is Poisson sampled, and None if it is drawn
-    without replacement or the whole step is one contribution. ``inner`` is r_in with
-    Poisson sampling, else eta = p r_in; ``outer`` is r_out; ``norms`` the largest norm
-    of the unit's contribution in clip norms.
-    """
+    """The rows of the multistage theorem."""
+    # ``poisson_rate`` is p if the clip level is Poisson sampled, and None if it is
+    # drawn without replacement or the whole step is one contribution. ``inner`` is r_in
+    # with Poisson sampling, else eta = p r_in; ``outer`` is r_out; ``norms`` the
+    # largest norm of the unit's contribution in clip norms.
     relation, is_poisson = step.neighboring_relation, poisson_rate is not None
     rate = inner if poisson_rate is None else poisson_rate
     shift = shift_of(step.noise_multiplier, norms)
@@ -153,10 +151,8 @@ class Settings:
         return values[self._inverse]
 
     def mixtures(self, theorem: Any, most_terms: float = MOST_TERMS) -> tuple[Any, ...]:
-        """Evaluates a theorem's `Mixture` at every setting.
-
-        Returns its fields with a path axis, of the last three one per component.
-        """
+        """Evaluates a theorem's `Mixture` at every setting; its fields as arrays."""
+        # Each has a path axis; of the last three there is one per component.
         found = [theorem(*row) for row in self._rows]
         size = max((len(mixture.counts) for mixture in found), default=1)
         most = max((mixture.counts[-1] for mixture in found), default=1.0)
@@ -180,11 +176,9 @@ class Settings:
 def theorem_a(
     units: np.ndarray, masses: np.ndarray, rate: float, chance: float
 ) -> Mixture:
-    """Theorem A: m ``units`` (log-probabilities ``masses``), p ``rate``, r ``chance``.
-
-    n = m - Binomial(m, p (1 - r)) units are not drawn without the person; each of them
-    holds the person with probability theta = p r / (1 - p + p r).
-    """
+    """Theorem A with p ``rate`` and r ``chance``, for a distribution of m ``units``."""
+    # n = m - Binomial(m, p (1 - r)) units are not drawn without the person; each of
+    # them holds the person with probability theta = p r / (1 - p + p r).
     share = 1 - rate + rate * chance
     drawn = laws.mixed([laws.log_binomial_law(n, share) for n in units], masses)
     missed = _log_missed(rate, chance)
@@ -224,12 +218,10 @@ def theorem_a_of_groups(
 
 
 def theorem_2(law: np.ndarray, worst: np.ndarray, rate: float = 1.0) -> Mixture:
-    """Theorem 2 with p ``rate``, and with 1 Theorem 1.
-
-    ``law`` is the distribution of the number of units that would hold the person if
-    they were drawn (Theorem 1: of drawn units that hold the person). ``worst`` is that
-    of the worst visible case over which ``law`` averages; it gives e.
-    """
+    """Theorem 2 with p ``rate``, and with 1 Theorem 1."""
+    # ``law`` is the distribution of the number of units that would hold the person if
+    # they were drawn (Theorem 1: of drawn units that hold the person). ``worst`` is
+    # that of the worst visible case over which ``law`` averages; it gives e.
     counts, masses = laws.tails_moved_up(law)
     some = counts > 0
     reached = float(np.exp(masses[some]).sum())
@@ -299,11 +291,8 @@ def refuse_many(*bounds: Any) -> None:
 def mixture_pair(
     step: GaussianStep, settings: Settings, theorem: Any, *, leaves: bool = False
 ) -> PrivacyLoss:
-    """The dominating pair of a theorem's `Mixture` at each setting.
-
-    ``leaves``: whether contributions vanish in the other data set, as under zero_out;
-    otherwise they change.
-    """
+    """The dominating pair of a theorem's `Mixture` at each setting."""
+    # Contributions vanish in the other data set (``leaves``), or they change.
     leaves = leaves or step.neighboring_relation == "zero_out"
     kind = people.PeopleLoss if leaves else people.ReplacedPeopleLoss
     outer, cover, *lists = settings.mixtures(theorem)
@@ -326,11 +315,9 @@ def _pair_m(
 
 
 def contributions(step: GaussianStep, sampling: designs.MultistageSampling) -> Pairs:
-    """Dominating pairs of a protected unit above the clip level.
-
-    docs/theory.md, "A unit above what is clipped": the row of the unit with the norm of
-    all its contributions (`certain`), and Theorem M for the number that is drawn.
-    """
+    """Dominating pairs of a protected unit above the clip level."""
+    # docs/theory.md, "A unit above what is clipped": the row of the unit with the norm
+    # of all its contributions (`certain`), and Theorem M for the number that is drawn.
     *above, rate = step.path_rates.rates
     outer, unit = product(above), len(above) + 1
     relation = step.neighboring_relation
@@ -366,10 +353,7 @@ def contributions(step: GaussianStep, sampling: designs.MultistageSampling) -> P
 
 
 def tree_of_person(step: GaussianStep, sampling: designs.MultistageSampling) -> Pairs:
-    """Dominating pairs of a person in a multistage sampling.
-
-    The levels above the clip level are treated as visible.
-    """
+    """Dominating pairs of a person; levels above the clip level count as visible."""
     stages = person_stages(step)
     if step.clip_unit == STEP:
         # The whole step is one contribution, which holds the person or not.
@@ -412,11 +396,9 @@ def _clip_units(
     *,
     is_last: bool = False,
 ) -> Pairs:
-    """Dominating pairs for clip units at level ``clip`` of the stages.
-
-    The levels above are visible; the contents of all levels below may hold the person.
-    ``is_last``: whether Poisson-sampled examples are clipped one by one.
-    """
+    """Dominating pairs for clip units at level ``clip`` of the stages."""
+    # The levels above are visible; the contents of all levels below may hold the
+    # person. ``is_last``: whether Poisson-sampled examples are clipped one by one.
     refuse_many(*(stage.bound for stage in stages[: clip + 1]))
     settings, unit = Settings(stages), stages[clip]
 

@@ -1,9 +1,6 @@
 """From a step to its dominating pairs: which theorem holds, with which numbers.
 
-The rows are those of docs/theory.md, "Which row, which theorem": `dominating_pairs`
-chooses by design and protected unit, `one_contribution` by relation and scheme, and
-`_release` by release. The theorems about several contributions are in
-`contribution_pairs`.
+The rows are those of docs/theory.md, "Which row, which theorem".
 """
 
 from __future__ import annotations
@@ -101,10 +98,8 @@ def runs_of_parts(
 
 
 def _on_all_paths(steps: Sequence[OneStep], parts: list[Any]) -> list[list[Uses]]:
-    """Combines every path of the tree with every size of the data set.
-
-    Truncated samples have the sizes of both neighbours on the path axis.
-    """
+    """Combines every path of the tree with every size of the data set."""
+    # Truncated samples have the sizes of both neighbours on the path axis.
     kind = releases.TruncatedPoissonRelease
     axes = [isinstance(s, kind) and np.asarray(s.population).tobytes() for s in steps]
     if len(set(axes)) == 1:

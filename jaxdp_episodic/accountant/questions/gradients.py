@@ -160,11 +160,8 @@ def slope(
     *,
     by_bounds: bool = True,
 ) -> np.ndarray:
-    """Returns the derivative by the numbers at some places together, or NaN.
-
-    ``by_bounds``: also by differences of certified bounds, where there are no exact
-    answers.
-    """
+    """Returns the derivative by the numbers at some places together, or NaN."""
+    # ``by_bounds``: of certified bounds, too, where there are no exact answers.
     method, is_delta = question.option, question.kind == DELTA
     if question.kind == NOISE:
         # Epsilon is fixed at its target.

@@ -393,10 +393,8 @@ def _rounded_up(value: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def poisson_numbers(step: Any) -> Any:
-    """Returns the rates above the protected unit, its own rate, and the noise.
-
-    None for a step whose dominating pair is not a function of Poisson rates alone.
-    """
+    """Returns the rates above the protected unit, its own rate, and the noise."""
+    # None for a step whose dominating pair is not a function of Poisson rates alone.
     if not isinstance(step, GaussianStep) or step.clip_unit != step.privacy_unit:
         return None
     if step.population or step.bands or step.neighboring_relation == "replace_one":

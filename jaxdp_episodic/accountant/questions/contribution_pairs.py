@@ -376,7 +376,8 @@ def tree_of_person(step: GaussianStep, sampling: designs.MultistageSampling) -> 
 
 def blocks_of_people(step: GaussianStep, design: designs.PeopleBlocks) -> Pairs:
     """Dominating pairs of `PeopleBlocks`: one block's episodes can hold the person."""
-    rate, size = _drawn_by(design.episodes)
+    rate = getattr(design.episodes, "sampling_probability", 0.0)
+    size = getattr(design.episodes, "size", 0.0)
     is_poisson = isinstance(design.episodes, designs.Poisson)
     units, number = design.num_possible_episodes, design.episodes_per_block
     if np.all(np.equal(number, 1)):
@@ -413,22 +414,21 @@ def _clip_units(
     def mixture_2(stages: Any) -> Mixture:
         counts, masses = laws.log_visible(stages[:clip])
         unit, held = stages[clip], chance(stages)
-        each = [laws.log_binomial_law(n * unit.bound, held) for n in counts]
-        return theorem_2(laws.mixed(each, masses), each[-1], unit.rate)
-
-    def mixture_1(stages: Any) -> Mixture:
-        counts, masses = laws.log_visible(stages[:clip])
-        held = laws.log_held(laws.log_drawn(stages[clip]), chance(stages))
-        each = laws.sums_of(held, counts)
-        return theorem_2(laws.mixed(each, masses), each[-1])
+        if is_poisson:
+            each = [laws.log_binomial_law(n * unit.bound, held) for n in counts]
+        else:  # Theorem 1
+            each = laws.sums_of(laws.log_held(laws.log_drawn(unit), held), counts)
+        rate = unit.rate if is_poisson else 1.0
+        return theorem_2(laws.mixed(each, masses), each[-1], rate)
 
     if is_last:  # Theorem M
         # A removed example is like one that is not drawn: add_remove is as zero_out.
         leaves = step.neighboring_relation == "add_remove"
         return (mixture_pair(step, settings, mixture_a, leaves=leaves),)
-    if not is_poisson:  # Theorem 1
-        return (mixture_pair(step, settings, mixture_1),)
-    only_a = (settings.each(chance) == 1) | _are_rare(unit.rate, unit.bound)
+    if not is_poisson:
+        return (mixture_pair(step, settings, mixture_2),)
+    # Where Theorem A gives a smaller epsilon than Theorem 2: see `_RARE`.
+    only_a = (settings.each(chance) == 1) | ((unit.rate <= _RARE) & (unit.bound > 1))
     theorems = (mixture_a,) if np.all(only_a) else (mixture_a, mixture_2)
     return tuple(mixture_pair(step, settings, theorem) for theorem in theorems)
 
@@ -438,17 +438,11 @@ def groups_of_person(step: GaussianStep, design: designs.GroupedClasses) -> Pair
     assert step.people is not None and design.episodes is not None  # checked
     bound = step.people.numbers["classes"]
     refuse_many(np.minimum(bound, design.num_possible_episodes))
-    rate, size = _drawn_by(design.episodes)
+    rate = getattr(design.episodes, "sampling_probability", 0.0)
+    size = getattr(design.episodes, "size", 0.0)
+    is_poisson = isinstance(design.episodes, designs.Poisson)
     given = (design.num_classes, design.ways, bound, rate, size)
     settings = Settings(person_stages(step), *given)
-
-    def held(stages: Any, classes: float, ways: float, bound: float) -> Any:
-        """Distributions of the episodes that would hold the person: mean and worst."""
-        chance = laws.probability_of_holding(stages)
-        worst = laws.log_reached_worst(classes // ways, ways, bound, chance)
-        if classes > laws.MOST_AVERAGED:
-            return worst, worst
-        return laws.log_reached_mean(classes, ways, bound, chance), worst
 
     def mixture_a(stages: Any, *of: Any) -> Mixture:
         classes, ways, bound, rate, _ = of
@@ -456,25 +450,26 @@ def groups_of_person(step: GaussianStep, design: designs.GroupedClasses) -> Pair
         return theorem_a_of_groups(classes, ways, bound, chance, rate)
 
     def mixture_2(stages: Any, *of: Any) -> Mixture:
-        mean, worst = held(stages, *of[:3])
-        return theorem_2(mean, worst, rate=of[3])
-
-    def mixture_1(stages: Any, *of: Any) -> Mixture:
-        mean, worst = held(stages, *of[:3])
-        laws_of_drawn = []
+        classes, ways, bound, rate, size = of
+        groups, chance = classes // ways, laws.probability_of_holding(stages)
+        # The distributions of the episodes that would hold the person: mean and worst.
+        mean = worst = laws.log_reached_worst(groups, ways, bound, chance)
+        if classes <= laws.MOST_AVERAGED:
+            mean = laws.log_reached_mean(classes, ways, bound, chance)
+        if is_poisson:
+            return theorem_2(mean, worst, rate)
+        drawn = []  # Theorem 1
         for law in (mean, worst):
             numbers, masses = laws.tails_moved_up(law)
-            stages = [
-                laws.Stage(number, 0.0, of[4], of[0] // of[1]) for number in numbers
-            ]
-            laws_of_drawn.append(laws.mixed(list(map(laws.log_drawn, stages)), masses))
-        return theorem_2(*laws_of_drawn)
+            stages = [laws.Stage(number, 0.0, size, groups) for number in numbers]
+            drawn.append(laws.mixed(list(map(laws.log_drawn, stages)), masses))
+        return theorem_2(*drawn)
 
-    if not isinstance(design.episodes, designs.Poisson):  # Theorem 1
-        return (mixture_pair(step, settings, mixture_1),)
+    if not is_poisson:
+        return (mixture_pair(step, settings, mixture_2),)
     # Only the groups of a person in every class are alike, as `_RARE` supposes.
-    everywhere = bound == design.num_classes
-    only_a = _are_rare(rate, np.where(everywhere, design.num_possible_episodes, 0))
+    are_alike = (bound == design.num_classes) & (design.num_possible_episodes > 1)
+    only_a = are_alike & np.less_equal(rate, _RARE)
     theorems = (mixture_a,) if np.all(only_a) else (mixture_a, mixture_2)
     return tuple(mixture_pair(step, settings, theorem) for theorem in theorems)
 
@@ -482,14 +477,3 @@ def groups_of_person(step: GaussianStep, design: designs.GroupedClasses) -> Pair
 def probability_in_episode(step: GaussianStep) -> np.ndarray:
     """Returns the probability that one draw through all levels holds the person."""
     return Settings(person_stages(step)).each(laws.probability_of_holding)
-
-
-def _are_rare(rate: Any, units: Any) -> np.ndarray:
-    """Where Theorem A gives a smaller epsilon than Theorem 2: see `_RARE`."""
-    return np.less_equal(rate, _RARE) & np.greater(units, 1)
-
-
-def _drawn_by(scheme: designs.Scheme) -> tuple[Any, Any]:
-    """Returns (Poisson rate, size without replacement); the other one is 0."""
-    rate = getattr(scheme, "sampling_probability", 0.0)
-    return rate, getattr(scheme, "size", 0.0)

@@ -330,8 +330,7 @@ def _checked_names(
     wrt: Any, step: GaussianStep | ComposedSteps
 ) -> dict[str, list[_Field]]:
     """The fields of each name in ``wrt``; raises for unknown names."""
-    if isinstance(wrt, str) or not isinstance(wrt, tuple | list):
-        raise TypeError(f"wrt must be a tuple of names, got {_validation.shown(wrt)}")
+    _validation.instance("wrt", wrt, tuple | list, "a tuple of names")
     fields = _fields(step)
     parts = [field.part for field in fields[NOISE]]
     has_epochs = any(designs.epoch_scheme(part.design) or part.bands for part in parts)

@@ -440,7 +440,6 @@ def _compiled(
             lambda: rows,
         )
 
-    @call.def_vmap
     def batched(size: int, are_batched: Sequence[bool], *leaves: Array) -> Any:
         whole = (size, *shape)
         every = (
@@ -450,7 +449,7 @@ def _compiled(
         rows = _compiled(question, words, whole)(*every)
         return rows, (True,) * len(rows)
 
-    del batched
+    call.def_vmap(batched)
     return call
 
 

@@ -352,14 +352,9 @@ def calibrate_rate(
     one: Any = mapped(step, lambda where, n: smallest if where == place else n)
     question = Calibration.of(one, epsilon, delta, num_steps, method)
     by_rate, shape = question.excess_by(f"step.{place}"), question.shape
-    excess, whole, ends = by_rate, 0, (_SMALLEST_PROBABILITY, 1.0)
+    whole, ends = 0, (_SMALLEST_PROBABILITY, 1.0)
     if isinstance(scheme, EpochScheme):  # the rate is the inverse of the length
         whole, ends = -1, (1 / _LONGEST_EPOCH, 1 / np.max(smallest, initial=1))
-
-        def by_inverse(inverse: np.ndarray, active: np.ndarray) -> np.ndarray:
-            return by_rate(np.rint(1 / inverse), active)
-
-        excess = by_inverse
     elif isinstance(scheme, WithoutReplacement):
         names = one.level_names_used  # at or above the privacy unit
         _validation.choice("level", level, names)
@@ -368,6 +363,10 @@ def calibrate_rate(
         refused = one.small_units == "error"
         whole, most = 1, group.min(axis=-1) if refused else group.max(axis=-1)
         ends = smallest, most
+
+    def excess(x: np.ndarray, active: np.ndarray) -> np.ndarray:
+        return by_rate(np.rint(1 / x) if whole < 0 else x, active)
+
     least, most = (np.broadcast_to(e, shape).reshape(-1).astype(float) for e in ends)
     options: Any = {"slope": _OF_STEPS, "tolerance": _TOLERANCE, "whole": whole}
     found = largest_within(excess, most, (least, most), **options)

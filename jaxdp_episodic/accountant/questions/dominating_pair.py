@@ -228,15 +228,13 @@ def _independent_episodes(
         raise NotImplementedError(
             f"num_episodes must be at most {MOST_EPISODES:,}, got {np.max(count):,.0f}"
         )
-    person = step.privacy_unit in OWNED
-    rate = (
-        rows.probability_in_episode(step) if person else product(step.path_rates.rates)
-    )
-    if step.neighboring_relation == "zero_out":
-        shift = shift_of(step.noise_multiplier, 1.0)
-        return episodes.ZeroedEpisodesLoss(ALWAYS, rate, shift, count)
-    shift = shift_of(step.noise_multiplier, 2.0)
-    return episodes.IndependentEpisodesLoss(ALWAYS, rate, shift, count)
+    rate = product(step.path_rates.rates)
+    if step.privacy_unit in OWNED:
+        rate = rows.probability_in_episode(step)
+    zeroed = step.neighboring_relation == "zero_out"
+    kind = episodes.ZeroedEpisodesLoss if zeroed else episodes.IndependentEpisodesLoss
+    shift = shift_of(step.noise_multiplier, 1.0 if zeroed else 2.0)
+    return kind(ALWAYS, rate, shift, count)
 
 
 # --- Epoch schemes: theory.md, "Epochs" ---
@@ -415,10 +413,9 @@ def _release(release: OneStep) -> PrivacyLoss:
             return SampledGaussianLoss(ALWAYS, ALWAYS, np.sqrt(2 * column(rho)))
         case releases.ZeroConcentratedDP(rho=rho, xi=xi):
             return renyi_curve.ZeroConcentratedLoss.of(column(rho), column(xi))
-        case releases.RenyiDP(orders=orders, rdp=rdp):
-            return renyi_curve.RenyiCurveLoss.of_orders(
-                np.asarray(orders), np.asarray(rdp)
-            )
+        case releases.RenyiDP():
+            curve = map(np.asarray, (release.orders, release.rdp))
+            return renyi_curve.RenyiCurveLoss.of_orders(*curve)
         case releases.RandomizedResponse():
             return _randomized_response(release)
         case releases.DiscreteLaplaceRelease():

@@ -169,6 +169,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
+def steps_are(number: int) -> str:
+    """Returns a number of steps as the subject of a sentence."""
+    return f"{number:,} step{'s are' if number != 1 else ' is'}"
+
+
 def one_line(error: BaseException) -> str:
     """Returns an error's message in one line; its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -340,7 +340,7 @@ def _caveats_on_ledgers(
         if float(own) < content.target_epsilon * (1 - _CALIBRATION_SLACK):
             target = f"{content.target_epsilon:.15g} at delta {content.delta:.15g}"
             early.append(
-                f"{name}: {ledger_file.steps_charged(content.charged)}, epsilon "
+                f"{name}: {_validation.steps_are(content.charged)} charged, epsilon "
                 f"{upward(float(own), 5)}; planned was {target}"
             )
     if early:

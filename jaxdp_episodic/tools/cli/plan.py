@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic._progress import standard_error
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.accountant.report.report import privacy_report
@@ -27,7 +28,7 @@ from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.data.folders import STORED
 from jaxdp_episodic.trainer.data.splits import SPLITS, TRAIN
-from jaxdp_episodic.trainer.run.ledger_file import read_ledger, steps_charged
+from jaxdp_episodic.trainer.run.ledger_file import read_ledger
 
 PICTURE = "plan.png"
 _NO_CONFIG = (
@@ -227,7 +228,7 @@ def do_report(o: command.Options) -> list[str]:
     with command.waiting():
         if o.file.is_dir() or o.file.suffix in (".sqlite", ".jsonl"):
             content = read_ledger(o.file)
-            said = [f"{steps_charged(content.charged)}."]
+            said = [f"{_validation.steps_are(content.charged)} charged."]
             said += caveats_on_ledger(content)
             if (budget := content.adaptive_taken) is not None:
                 return [adaptive_in_words(budget, said)]
@@ -240,8 +241,7 @@ def do_report(o: command.Options) -> list[str]:
             for table in ("data", "train"):
                 if getattr(description, table) is None:
                     raise ValueError(
-                        f"a plan without the table {table} recommends no run to "
-                        "report on"
+                        f"a plan without table {table} recommends no run to report on"
                     )
             *_, planned, _ = _searched(description, o.file.parent, None)
             if planned is None:

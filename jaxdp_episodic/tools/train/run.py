@@ -42,11 +42,7 @@ from jaxdp_episodic.trainer.run import report as reports, run_files
 from jaxdp_episodic.trainer.run.assemble import OwnParts, Tables, assembled, budget_of
 from jaxdp_episodic.trainer.run.checks import contributions_in_words
 from jaxdp_episodic.trainer.run.evaluation import Score, digits
-from jaxdp_episodic.trainer.run.ledger_file import (
-    LedgerError,
-    read_ledger,
-    steps_charged,
-)
+from jaxdp_episodic.trainer.run.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.trainer.run.loop import Selection, choosing_split
 from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, StepProgress
@@ -418,7 +414,9 @@ def _announce(
         if not isinstance(trainer.budget, AdaptiveBudget):
             charged = int(budget.owed(taken))
             if charged != taken:
-                lines[0] += f", within an epoch: {steps_charged(charged)}"
+                lines[0] += (
+                    f", within an epoch: {_validation.steps_are(charged)} charged"
+                )
     if isinstance(trainer.budget, AdaptiveBudget):
         now = trainer.ledger.now
         lines.append(f"{size:,} parameters; the run chooses among")

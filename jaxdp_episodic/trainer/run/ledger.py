@@ -41,7 +41,6 @@ from jaxdp_episodic.trainer.run.ledger_file import (
     LedgerContent,
     LedgerError,
     content_of,
-    steps_charged,
 )
 from jaxdp_episodic.trainer.run.store import Mark, RunStore, Saved
 
@@ -237,8 +236,8 @@ class Ledger:
         is_other = is_other or (content.has_ended and not self.has_ended)
         if found > self._begun or is_other:
             raise FileExistsError(
-                f"the run has gone on: {steps_charged(found)} in its file, this run is "
-                f"at step {self.charged}; resume it again"
+                f"the run has gone on: {_validation.steps_are(found)} charged in its "
+                f"file, this run is at step {self.charged}; resume it again"
             )
 
     def refuse_other(self, content: LedgerContent) -> None:

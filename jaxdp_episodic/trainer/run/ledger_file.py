@@ -481,11 +481,6 @@ class LedgerContent(NamedTuple):
         ]
 
 
-def steps_charged(number: int) -> str:
-    """Returns how many steps are charged, in words."""
-    return f"{number:,} step{' is' if number == 1 else 's are'} charged"
-
-
 def read_ledger(path: Path) -> LedgerContent:
     """Returns the content of a run's file after checking all charges."""
     with refusing(path), run_file(path) as run:

@@ -12,14 +12,11 @@ import pytest
 
 import jaxdp_episodic as jde
 from crash_rigs import old_ledger
+from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.questions.dominating_pair import shared_epoch
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.trainer.run.ledger_file import (
-    LedgerError,
-    read_ledger,
-    steps_charged,
-)
+from jaxdp_episodic.trainer.run.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.trainer.run.ledgers import read_ledgers
 from jaxdp_episodic.trainer.run.store import RunStore
 from training_runs import GROUPED, charged_run, flat_step
@@ -368,7 +365,7 @@ def test_a_run_that_ended_early_is_reported_with_its_plan(tmp_path, answer, caps
     assert said["planned"] == {"epsilon": 8.0, "delta": delta}
     first, second = said["warnings"]
     assert "60 steps are charged, epsilon 3.7" in first and "planned was 8" in first
-    assert steps_charged(1) == "1 step is charged"
+    assert _validation.steps_are(1) == "1 step is"
     assert "did not depend on what it released" in second
     assert second.endswith("costs its whole plan: epsilon 8 at delta 1.0000012e-05")
     again = answer(early, options=["--delta", "1e-3"])

@@ -240,9 +240,8 @@ def do_report(o: command.Options) -> list[str]:
             description = read_plan(o.file)
             for table in ("data", "train"):
                 if getattr(description, table) is None:
-                    raise ValueError(
-                        f"a plan without table {table} recommends no run to report on"
-                    )
+                    plan = f"a plan without the table {table}"
+                    raise ValueError(f"{plan} recommends no run to report on")
             *_, planned, _ = _searched(description, o.file.parent, None)
             if planned is None:
                 raise ValueError(f"a plan recommends no run here; {_NO_CONFIG}")

@@ -264,7 +264,7 @@ class Solver(NamedTuple):
     on_lattice: bool
 
     def moments(
-        self, log_t: np.ndarray, index: Any, quadrature: Quadrature, derivatives: bool
+        self, t: np.ndarray, index: Any, quadrature: Quadrature, derivatives: bool
     ) -> tuple[np.ndarray, ...]:
         """Computes `moments` of the settings ``index``, on the engine for all."""
         losses = [group.loss for group in self.groups]
@@ -277,14 +277,14 @@ class Solver(NamedTuple):
             block = _CPU_BLOCK if on_cpu() else 0
         rule = MomentRule(self.direction, quadrature, derivatives)
         program = functools.partial(program, rule=rule, block=block)
-        part = np.exp(log_t), taken(self.groups, index)
+        part = t, taken(self.groups, index)
         with np.errstate(all="ignore"):
             return in_chunks(program, part, _CHUNKS, engine)
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
         """The divergences at orders, one for each setting; and the orders."""
         t, rule = self.target - 1, LATTICE if self.on_lattice else FINE
-        (value,) = self.moments(np.log(t), slice(None), rule, False)
+        (value,) = self.moments(t, slice(None), rule, False)
         return value / t, self.target
 
     def best(self, *, is_epsilon: bool, loose: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -310,20 +310,20 @@ class Solver(NamedTuple):
             if not left.size:
                 break
             old, goal, last = taken((state, target, end), left)
-            moment = self.moments(old.log_t, left, rules[1], True)
+            moment = self.moments(np.exp(old.log_t), left, rules[1], True)
             new, settled = old.improved(moment, goal, last, is_epsilon, loose)
             for every, part in zip(state, new, strict=True):
                 every[left] = part
             left = left[~settled]
-        log_t = state.best_log_t
-        (value,) = self.moments(log_t, slice(None), rules[0], False)
+        log_t, t = state.best_log_t, np.exp(state.best_log_t)
+        (value,) = self.moments(t, slice(None), rules[0], False)
         if self.on_lattice:
             value = np.where((log_t < end) | idle, value, np.nan)
         if is_epsilon:
-            bound = np.maximum(epsilon_at(target, np.exp(log_t), value), 0.0)
+            bound = np.maximum(epsilon_at(target, t, value), 0.0)
         else:
-            bound = np.minimum(log_delta_at(target, np.exp(log_t), value), 0.0)
-        return bound, 1 + np.exp(log_t)
+            bound = np.minimum(log_delta_at(target, t, value), 0.0)
+        return bound, 1 + t
 
 
 # --- The method ---

@@ -432,8 +432,7 @@ def test_fixed_size_batches_agree_under_add_remove():
 def test_without_users_examples_are_protected():
     run = from_dp_params(params(examples_per_user=None), num_updates=3)
     assert run.steps[0].privacy_unit == "example"
-    nothing = from_dp_params(params(), num_updates=0)
-    assert jde.epsilon(nothing, delta=DELTA) == 0
+    assert jde.epsilon(from_dp_params(params(), num_updates=0), delta=DELTA) == 0
     bare = from_dp_params(params(is_finite_guarantee=False), num_updates=3)
     assert jde.epsilon(bare, delta=DELTA) == float("inf")
 

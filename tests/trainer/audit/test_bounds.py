@@ -158,6 +158,7 @@ def ratio(hits, false_hits, *, delta=0.0, error=0.05):
         (lambda: one_run_p_value(9, 5, 4, epsilon=-1.0, delta=0.0), "^epsilon must be"),
         (lambda: one_run_p_value(9, 5, 4, epsilon=1.0, delta=2.0), "^delta .* got 2.0"),
         (lambda: score_bounds(*2 * [(np.ones(9),) * 2], []), "^the number of deltas"),
+        (lambda: score_bounds(*2 * [(np.ones(9),) * 2], [0.1], 1.0), "^confidence"),
         (lambda: best_guesses(np.zeros(2), np.zeros(2), delta=0.0), "booleans"),
     ],
 )

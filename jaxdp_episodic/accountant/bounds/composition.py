@@ -1,13 +1,10 @@
 """Composition of (epsilon, delta) guarantees: naive, strong, optimal.
 
 The accountant composes whole privacy profiles; these functions know only two numbers of
-a step, and are for comparison. They take
-
-* ``epsilon`` >= 0 and ``delta`` in [0, 1] of one step, scalars or arrays,
-* ``num_steps`` k, a whole number >= 0,
-* ``slack`` in (0, 1), the part of the total delta that is spent on composition,
-
-and return float64 of the broadcast shape. All results are *upper bounds*.
+a step, and are for comparison: ``epsilon`` >= 0 and ``delta`` in [0, 1], scalars or
+arrays. ``num_steps`` is k, a whole number >= 0. ``slack``, in (0, 1), is the part of
+the total delta that is spent on composition. All results are float64 of the broadcast
+shape, and *upper bounds*.
 """
 
 from __future__ import annotations

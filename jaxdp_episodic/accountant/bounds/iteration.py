@@ -224,8 +224,7 @@ def full_batch_rho(
     far = np.append(np.full(_CANDIDATES, span / eta), 0.0)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         once, twice = _geometric(c, window), _geometric(c * c, window)
-        carried = np.where(far > 0, far * c**window, 0.0)
-        carried = np.where(np.isnan(carried), np.inf, carried)  # inf * 0
+        carried = np.nan_to_num(far * c**window, nan=np.inf, posinf=np.inf)  # inf * 0
         distance = carried + part[..., None] * once
         rho = np.min(distance**2 / (2 * twice), axis=-1) / sigma**2
     rho = np.where(sigma > 0, rho * (1 + 1e-12), np.inf)

@@ -133,17 +133,17 @@ def _log_delta(
     for start in range(0, index.size, _ROWS):
         rows = index[start : start + _ROWS]
         arguments = eps0[rows], n[rows], eps[rows]
-        if kind == "upper":
-            result[rows] = _clones(*arguments, chance=np.exp(-eps0[rows]))
-        elif kind == "randomized_response":
+        if kind == "lower":
+            two = two_values(*arguments, side="lower")
+            found = np.maximum(two, _three_values(*arguments))
+        else:
+            found = _clones(*arguments, chance=np.exp(-eps0[rows]))
+        if kind == "randomized_response":
             # More clones hide better, but summing their counts in blocks costs more of
             # a small delta: at n = 1e7 and eps0 = 0.01 the general bound is smaller.
-            some = _clones(*arguments, chance=np.exp(-eps0[rows]))
             all_ = _clones(*arguments, chance=2 * answers(eps0[rows])[1])
-            result[rows] = np.minimum(some, all_)
-        else:
-            two = two_values(*arguments, side="lower")
-            result[rows] = np.maximum(two, _three_values(*arguments))
+            found = np.minimum(found, all_)
+        result[rows] = found
     rounding = -_ROUNDING if kind == "lower" else _ROUNDING
     return np.minimum(result + rounding, 0.0)
 

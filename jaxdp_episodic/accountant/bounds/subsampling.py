@@ -125,8 +125,7 @@ def delta_poisson_subsampled(
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 8.
     """
-    p = sampling_probability
-    return _profile_at_rate(mechanism, epsilon, sampling_probability=p)
+    return _profile_at(mechanism, epsilon, sampling_probability=sampling_probability)
 
 
 def delta_without_replacement_subsampled(
@@ -139,8 +138,7 @@ def delta_without_replacement_subsampled(
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 9.
     """
-    r = _subset_rate(size, population)
-    return _profile_at_rate(mechanism, epsilon, rate=r)
+    return _profile_at(mechanism, epsilon, rate=_subset_rate(size, population))
 
 
 def delta_with_replacement_subsampled(
@@ -295,7 +293,7 @@ def _times(rate: np.ndarray, value: np.ndarray) -> np.ndarray:
     return np.where(rate > 0, np.clip(rate * value * _ROUND_UP, TINY, value), 0.0)
 
 
-def _profile_at_rate(mechanism: Profile, epsilon: Any, **rate: Any) -> Any:
+def _profile_at(mechanism: Profile, epsilon: Any, **rate: Any) -> Any:
     r, target = checked(**rate, epsilon__finite=epsilon)
     inner = unamplified_epsilon(target, rate=np.where(r > 0, r, 1.0))
     return _times(r, _read(mechanism, np.asarray(inner)))[()]

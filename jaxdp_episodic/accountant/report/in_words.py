@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import textwrap
@@ -45,15 +46,14 @@ _APART = 1e-3
 
 def report_in_words(report: PrivacyReport) -> str:
     """Returns the report as Markdown."""
-    rows, unknown = {}, []
+    rows, unknown = {}, list[str]()
     for level, value in report.epsilon_by_level.items():
         if isinstance(value, str):
-            text = f"No epsilon is known for one whole `{level}` ({value})."
-            unknown += ["", text]
+            unknown.append(f"No epsilon is known for one whole `{level}` ({value}).")
         else:
             shares = _attacks(report.level_runs[level], method=report.method)
             rows[level] = _epsilon(value), *map(_percent, shares)
-    lines = _opening(
+    blocks = _opening(
         protected=report.protected,
         released=f"what the {sum(report.num_steps):,} steps of this run release",
         changed=changed_unit(report.privacy_unit, report.neighboring_relation),
@@ -61,22 +61,21 @@ def report_in_words(report: PrivacyReport) -> str:
         attacks=rows[report.privacy_unit][1:],
     )
     if len(rows) > 1:
-        lines += [
-            *("", "## Whom else it protects, and how well", ""),
+        table = [
             "| one | epsilon | right answers, if equally likely | found with "
             f"{100 * FALSE_ALARMS:g} % false alarms |",
             "|---|---|---|---|",
             *(f"| {level} | {' | '.join(cells)} |" for level, cells in rows.items()),
         ]
-    lines += [*unknown, *_reversals(report)]
-    lines += _conditions(report.preconditions, report.warnings)
-    return "\n".join(map(_filled, lines))
+        blocks += ["## Whom else it protects, and how well", "\n".join(table)]
+    blocks += [*unknown, *_reversals(report)]
+    return _page(blocks + _conditions(report.preconditions, report.warnings))
 
 
 def adaptive_in_words(budget: AdaptiveBudget, facts: Sequence[str] = ()) -> str:
     """Returns the report of an adaptive run before it begins, as Markdown."""
     step = budget.a_step
-    lines = _opening(
+    blocks = _opening(
         protected=protected_unit(step),
         released="whatever this run releases",
         changed=changed_unit(str(step.privacy_unit), step.neighboring_relation),
@@ -84,23 +83,19 @@ def adaptive_in_words(budget: AdaptiveBudget, facts: Sequence[str] = ()) -> str:
         # With several runs each unit is in the data of one run.
         attacks=map(_percent, np.max([_attacks(run) for run in budget.runs], axis=0)),
     )
-    lines += [
-        "",
-        "## What is chosen on the way",
-        "",
-        "The run may choose its steps based on what it has released. Its options are "
-        "fixed before the first one, and the statements above hold for the worst "
-        "strategy: they are the same wherever the run ends.",
-        "",
-        "| what | noise multiplier | clipped | at most |",
-        "|---|---|---|---|",
-    ]
+    table = ["| what | noise multiplier | clipped | at most |", "|---|---|---|---|"]
     for name, number in budget.left.items():
         option = budget.options[name]
         noise = f"{float(option.noise_multiplier):.5g}"
-        lines.append(f"| {name} | {noise} | each {option.clip_unit} | {number:,} |")
-    lines += _conditions(adaptive_preconditions(budget), facts)
-    return "\n".join(map(_filled, lines))
+        table.append(f"| {name} | {noise} | each {option.clip_unit} | {number:,} |")
+    blocks += [
+        "## What is chosen on the way",
+        "The run may choose its steps based on what it has released. Its options are "
+        "fixed before the first one, and the statements above hold for the worst "
+        "strategy: they are the same wherever the run ends.",
+        "\n".join(table),
+    ]
+    return _page(blocks + _conditions(adaptive_preconditions(budget), facts))
 
 
 def _opening(
@@ -111,21 +106,16 @@ def _opening(
     alarms = f"{100 * FALSE_ALARMS:g} %"
     return [
         "# Privacy in words",
-        "",
         "## What is protected",
-        "",
         f"This protects {protected}: {released} would be nearly as likely "
         f"with {changed} in the training data. This holds whatever else an "
         "attacker knows, and whatever is done with the release.",
-        "",
         "## How well",
-        "",
         f"Epsilon is {cost}; smaller is better. "
         "Suppose that an attacker sees everything that is released, knows all of the "
         "rest of the data, and asks whether the data were changed in this way:",
-        "",
         f"* If both were equally likely, at most {right} of the answers are right; "
-        "without the release 50 % are.",
+        "without the release 50 % are.\n"
         f"* With a false alarm in {alarms} of the cases in which nothing was changed, "
         f"at most {found} of the changes are found; without the release {alarms} are.",
     ]
@@ -133,11 +123,12 @@ def _opening(
 
 def _conditions(preconditions: Sequence[str], warnings: Sequence[str]) -> list[str]:
     """The sections of preconditions and warnings."""
-    lines = ["", "## It holds if", "", _ANSWER, ""]
-    lines += [f"* {text}" for text in preconditions]
-    if warnings:
-        lines += ["", "## Also to note", "", *(f"* {text}" for text in warnings)]
-    return lines
+    noted = ["## Also to note", _listed(warnings)] if warnings else []
+    return ["## It holds if", _ANSWER, _listed(preconditions), *noted]
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return "\n".join(f"* {text}" for text in texts)
 
 
 def _attacks(run: Any, **how: Any) -> tuple[float, float]:
@@ -170,8 +161,8 @@ def _reversals(report: PrivacyReport) -> Iterator[str]:
     for coarse, fine in itertools.combinations(known, 2):
         if known[fine] > known[coarse] * (1 + _APART):
             reasons = [text for step in steps for text in _reasons(step, coarse, fine)]
-            yield from ("", f"## Why one {fine} costs more than one {coarse}", "")
-            yield from (f"* {reason}" for reason in dict.fromkeys(reasons))
+            yield f"## Why one {fine} costs more than one {coarse}"
+            yield _listed(dict.fromkeys(reasons))
 
 
 def _reasons(step: GaussianStep, coarse: str, fine: str) -> Iterator[str]:
@@ -199,12 +190,16 @@ def _reasons(step: GaussianStep, coarse: str, fine: str) -> Iterator[str]:
         )
 
 
-def _filled(line: str) -> str:
-    """Wraps a line of text; leaves rows of tables and headings whole."""
-    if line.startswith(("|", "#")):
-        return line
-    indent = "  " if line.startswith("* ") else ""
-    return textwrap.fill(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+def _page(blocks: list[str]) -> str:
+    """Joins blocks of text; wraps lines other than rows of tables and headings."""
+    lines = "\n\n".join(blocks).split("\n")
+    fill = functools.partial(textwrap.fill, width=_WIDTH, break_on_hyphens=False)
+    return "\n".join(
+        line
+        if line.startswith(("|", "#"))
+        else fill(line, subsequent_indent="  " * line.startswith("* "))
+        for line in lines
+    )
 
 
 # --- An adaptive run after each of its steps ---

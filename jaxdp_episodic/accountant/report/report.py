@@ -417,8 +417,7 @@ def _inclusion_rates(run: ComposedSteps) -> np.ndarray:
         inclusion_along(s.path_rates, s.design) / (s.bands.count if s.bands else 1)
         for s in run.gaussian_steps
     ]
-    total = sum(w * rate for w, rate in zip(weights, rates, strict=True))
-    return np.asarray(total / weights.sum())
+    return np.average(np.broadcast_arrays(*rates), axis=0, weights=weights)
 
 
 def _tree_step(run: ComposedSteps) -> GaussianStep | None:

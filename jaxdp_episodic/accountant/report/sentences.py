@@ -340,12 +340,9 @@ def _unprotected_levels(
 ) -> Iterator[str]:
     """Infinite epsilons, and coarser levels that epsilon does not protect."""
     unit = str(run.gaussian_steps[0].privacy_unit)
-    for level, value in epsilon_by_level.items():
+    for one, value in epsilon_by_level.items():
         if not isinstance(value, str) and math.isinf(value):
-            yield (
-                f"level {level!r}: epsilon is infinite, no {level!r} is protected at "
-                "all"
-            )
+            yield f"level {one!r}: epsilon is infinite, no {one!r} is protected at all"
     levels, single = list(epsilon_by_level), f"epsilon protects a single {unit!r}"
     if unit != PERSON and PERSON in levels:
         value = epsilon_by_level[PERSON]

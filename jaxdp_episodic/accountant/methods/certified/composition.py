@@ -204,7 +204,6 @@ _NEAR_PEAK = 3e-8
 # Distance of the center from the peak: a share of the spacing, plus nats for rounding.
 _BESIDE_PEAK = 1e-7
 _LEAST_BESIDE = 2e-14
-_ONE_CELL = 0.9  # atoms within this share of the spacing are in one cell
 # Length of a lattice over that of the window estimated from the coarse losses.
 _SPARE_LENGTH = 1.03
 _LITTLE = 0.8  # factor of the spacing above which another plan is not tried
@@ -443,16 +442,7 @@ def _centered(
     """Returns the first anchor; a peak is moved to ``log(P / Q)`` of its bin."""
     # Off the lattice a peak narrower than the spacing would cost a whole bin.
     center = anchors[0]
-    if isinstance(loss, lattice.Finite):
-        # Several atoms in one cell are treated as a peak.
-        losses, log_mass = lattice.atoms_of(loss, backward=backward)
-        near = np.abs(losses - center) < _ONE_CELL * spacing
-        if near.sum() > 1:
-            losses, log_mass = losses[near], log_mass[near]
-            center = log_sum(log_mass) - log_sum(log_mass - losses)
-            center -= _BESIDE_PEAK * spacing
-        return center
-    if len(anchors) > 1:
+    if isinstance(loss, lattice.Finite) or len(anchors) > 1:
         return center
     # The bin around 0 of a symmetric loss is centered already.
     for _ in range(0 if loss.is_symmetric else _MOST_MOVES):

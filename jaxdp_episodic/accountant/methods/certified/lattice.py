@@ -48,13 +48,13 @@ class Tails(NamedTuple):
 class BinMasses(NamedTuple):
     """P-probabilities of bins between m points, split to their ends: (m - 1,)."""
 
+    # A loss at a point belongs to the lower end of the bin above.
+
     bottom: np.ndarray  # at the lower end of each bin
     top: np.ndarray  # at its upper end
     top_error: np.ndarray  # bound of the error of ``top``
     mass_error: np.ndarray  # bound of the error of ``bottom + top``
-    atom: float  # probability of the loss 0 exactly, if 0 is one of the points
-    atom_error: float
-    above: float  # P-probability above the last point
+    above: float  # P-probability at and above the last point
     above_error: float  # bound of its error
     below: float  # upper bound of the P-probability below the first point
 
@@ -159,7 +159,6 @@ def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
     error = weight_b * f_error[1:] + weight_a * f_error[:-1]
     mass_error = np.where(below, error, mass_error)
     mass_size = np.where(below, weight_b * f[1:], mass_size)
-    atom = atom_error = 0.0
     zero = int(np.searchsorted(points, 0.0))
     if 0 < zero < len(points) and points[zero] > 0:
         # The bin with 0 inside: its lower end from below, its upper end from above.
@@ -172,13 +171,15 @@ def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
         top_size[i] = (high + h[zero]) / shrink[i] + g[zero]
         mass_error[i] = h_error[zero] + g_error[zero] + weight_a[i] * f_error[i]
         mass_size[i] = 1.0
-    elif zero < len(points) and points[zero] == 0:
-        atom = max(1 - h[zero] - g[zero] - f[zero], 0.0)
-        atom_error = float(h_error[zero] + g_error[zero] + f_error[zero])
-        atom_error += _ARITHMETIC_ERROR
+    elif zero < len(mass) and points[zero] == 0:
+        mass[zero] += max(1 - h[zero] - g[zero] - f[zero], 0.0)
+        mass_error[zero] += h_error[zero] + g_error[zero] + f_error[zero]
+        mass_error[zero] += _ARITHMETIC_ERROR
+    top = np.maximum(top, 0.0)
+    mass_error = mass_error + 2 * _ARITHMETIC_ERROR * mass_size
     # Outside of the points: the tails, or 1 minus the opposite direction's.
     above, above_error = float(h[-1] + g[-1]), float(h_error[-1] + g_error[-1])
-    if points[-1] < 0:
+    if points[-1] <= 0:
         above = 1 - float(weight_b[-1] * f[-1])
         above_error = float(weight_b[-1] * f_error[-1])
     if points[0] <= 0:
@@ -186,18 +187,14 @@ def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
     else:
         under = 1 - float(h[0] + g[0]) + float(h_error[0] + g_error[0])
         under += _ARITHMETIC_ERROR
-    top = np.maximum(top, 0.0)
-    mass_error = mass_error + 2 * _ARITHMETIC_ERROR * mass_size
     return BinMasses(
         bottom=np.maximum(mass - top, 0.0),
         top=top,
         top_error=top_error + _ARITHMETIC_ERROR * top_size,
         # bottom + top exceeds the bin's probability if the top alone does
         mass_error=mass_error + np.maximum(top - mass, 0.0),
-        atom=atom,
-        atom_error=atom_error,
         above=above,
-        above_error=above_error + _ARITHMETIC_ERROR * max(above, points[-1] < 0),
+        above_error=above_error + _ARITHMETIC_ERROR * max(above, points[-1] <= 0),
         below=under,
     )
 
@@ -213,12 +210,10 @@ def merged_losses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, np.n
 def upper_masses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, float]:
     """Returns the upper distribution on ``points[::2]``, and at an infinite loss."""
     # An error of the upper end's part lifts losses and adds no probability.
-    top = bins.top + bins.top_error
-    masses = np.zeros(len(points))
-    masses[1:] += top
-    masses[:-1] += np.maximum(bins.bottom + bins.top + bins.mass_error - top, 0.0)
+    whole = bins.bottom + bins.top + bins.mass_error
+    top = np.minimum(bins.top + bins.top_error, whole)
+    masses = np.append(whole - top, 0.0) + np.append(0.0, top)
     masses[0] += bins.below * (1 + 1e-12)
-    masses[points == 0] += bins.atom + bins.atom_error
     # The probabilities of the other points are split to both sides.
     grid = points[::2]
     share = np.expm1(grid[:-1] - points[1::2]) / np.expm1(grid[:-1] - grid[1:])
@@ -276,25 +271,17 @@ def bins_of_masses(
     start = points[cell]
     share = np.expm1(start - atoms) / np.expm1(start - points[cell + 1])
     under_mass = float((mass + error)[under].sum())
-    # Halves of an atom between two grid points belong to the bins on either side.
-    split = (cell % 2 == 1) & (share == 0)
-    half = np.where(split, 0.5, 1.0)
 
     def summed(weights: np.ndarray) -> np.ndarray:
-        return np.bincount(cell, half * weights, minlength=len(points) - 1)
-
-    def below(weights: np.ndarray) -> np.ndarray:
-        return np.bincount(cell[split] - 1, 0.5 * weights[split], len(points) - 1)
+        return np.bincount(cell, weights, minlength=len(points) - 1)
 
     above, above_error = float(mass[over].sum()), float(error[over].sum())
     mass, error = mass[inside], error[inside]
     return BinMasses(
         bottom=summed((1 - share) * mass),
-        top=summed(share * mass) + below(mass),
-        top_error=summed(share * error) + below(error),
-        mass_error=summed(error) + below(error),
-        atom=0.0,
-        atom_error=0.0,
+        top=summed(share * mass),
+        top_error=summed(share * error),
+        mass_error=summed(error),
         above=above,
         above_error=above_error,
         below=under_mass,
@@ -330,9 +317,7 @@ def lower_masses(points: np.ndarray, bins: BinMasses) -> np.ndarray:
     enough = np.cumsum(whole[used][::-1])[::-1][1:] > _ENOUGH * whole[used][:-1]
     lasts = [*used[-1:], *used[1:][enough][-1:], 0]
     found = (_shared_out(points, bins, mass, int(last)) for last in lasts)
-    masses = next(one for one in found if one is not None)
-    atom = max(bins.atom - bins.atom_error, 0.0)
-    return masses + np.where(points[::2] == 0, atom, 0.0)
+    return next(one for one in found if one is not None)
 
 
 def _shared_out(

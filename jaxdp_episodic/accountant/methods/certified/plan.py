@@ -108,18 +108,10 @@ class CoarseLoss(NamedTuple):
 
     @classmethod
     def of(cls, points: np.ndarray, bins: BinMasses, count: float) -> CoarseLoss:
-        """From bins between points; the atom at 0 is a cell of its own."""
+        """From bins between points."""
         mass, loss = merged_losses(points, bins)
-        zero = int(np.searchsorted(points, 0.0))
         above = bins.above + np.append(np.cumsum(mass[::-1])[::-1], 0.0)
-        above[: zero + 1] += bins.atom
-        return cls(
-            np.insert(mass, zero, bins.atom),
-            np.insert(loss, zero, 0.0),
-            np.insert(points, zero, 0.0),
-            np.insert(above, zero + 1, above[zero] - bins.atom),
-            count,
-        )
+        return cls(mass, loss, points, above, count)
 
     def up_to(self, top: float) -> CoarseLoss:
         """Returns the distribution without losses above ``top``."""

@@ -168,3 +168,5 @@ def test_a_single_release_has_a_closed_form():
     np.testing.assert_allclose(profile, [*-np.expm1([-1.0, -0.5]), 0, 0], atol=1e-15)
     assert jde.delta(jde.LaplaceRelease(1.0), num_steps=10, epsilon=10.1) == 0
     assert jde.delta(jde.LaplaceRelease(1e80), num_steps=1, epsilon=0) >= 5e-81
+    rare = jde.LaplaceRelease(0.01, sampling_probability=1e-120)  # loses e^100 times it
+    assert jde.epsilon(rare, num_steps=1, delta=3e-121, method="pld") < 1e-12

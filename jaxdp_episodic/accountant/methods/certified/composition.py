@@ -6,7 +6,7 @@ Reference: docs/theory.md, "Certified".
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +18,14 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 )
 from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.certified.plan import (
+    LEAST_LOG_DELTA,
     CoarseLoss,
     Estimate,
     Plan,
     Target,
     aligned,
-    center_of,
     coarse_points,
+    first_guess,
     graded_grid,
     log_weight,
     make_plan,
@@ -34,16 +35,12 @@ from jaxdp_episodic.accountant.methods.run import Interval
 from jaxdp_episodic.accountant.numerics.lattice_sums import (
     LOG_ERROR,
     SUMS_ERROR,
-    UNDERFLOW,
     LatticeSum,
     Summand,
     lattice_sum,
-    log_sum,
     tilted,
 )
 
-# Smallest log(delta) that is solved for: below it exponentials underflow.
-LEAST_LOG_DELTA = -700.0
 # Nats beyond which weights of cells are 0 in float64.
 _LARGEST_EXPONENT = 745.0
 # Relative error of a sum of weighted cells: that of the largest exponents that matter.
@@ -52,6 +49,27 @@ _MOST_STEPS = 60  # largest number of steps of a search for epsilon
 # Factor of the distance, by the slope, at which a certified epsilon is first tried.
 _STEP_MARGIN = 1.01
 _NEAR = 1e-13  # relative distance of epsilons below which a search ends
+
+
+def certified_epsilon(
+    log_delta_at: Callable[[float], float],
+    log_delta: float,
+    near: float,
+    step: float,
+    *,
+    up: bool,
+) -> float:
+    """Returns a certified epsilon from certified deltas, the first that is tried."""
+    # Each one is certified by itself: no monotonicity is assumed.
+    sign, tried = (1 if up else -1), near
+    for _ in range(_MOST_STEPS):
+        if sign * (log_delta - log_delta_at(tried)) >= 0:
+            return tried
+        tried = near + sign * step
+        step *= 2
+        if tried <= 0:
+            break
+    return math.inf if up else 0.0
 
 
 class Curve(NamedTuple):
@@ -77,11 +95,27 @@ class Curve(NamedTuple):
         slope = min(beyond / max(total, 1e-300), 10 / self.whole.spacing)
         return math.log(max(total, 1e-300)) + exponent, slope
 
+    def estimated_epsilon(self, log_delta: float, near: float) -> float:
+        """*Estimates* the epsilon at a delta of finite losses, by Newton's method."""
+        low = max(self.whole.start, 0.0)
+        high = self.whole.start + self.whole.spacing * len(self.whole.cells)
+        if self.estimate(low)[0] <= log_delta:
+            return low
+        at = min(max(near, low), high)
+        for _ in range(_MOST_STEPS):
+            value, slope = self.estimate(at)
+            low, high = (at, high) if value > log_delta else (low, at)
+            following = at + (value - log_delta) / max(slope, 1e-300)
+            if abs(following - at) <= _NEAR * (at + 1e-9):
+                break
+            at = following if low < following < high else 0.5 * (low + high)
+        return at
+
     def log_delta(self, epsilon: float) -> float:
         """Returns log(delta) at an epsilon >= 0, rounded to the safe side."""
         sum_, sign = self.whole, 1 if self.up else -1
         at = epsilon - sign * sum_.shift
-        bound = self.chernoff_log_delta(epsilon) if self.up else 0.0
+        bound = self.chernoff(epsilon) if self.up else 0.0
         if self.up and at < sum_.start:
             return bound  # losses below the window are missing
         at = max(at, sum_.start)
@@ -101,33 +135,7 @@ class Curve(NamedTuple):
         value, slope = self.log_delta(near), self.estimate(near)[1]
         step = min(_STEP_MARGIN * abs(value - log_delta), 1.0) / max(slope, 1e-300)
         step = max(step, _NEAR * (near + 1e-300))
-        bound = self.chernoff_epsilon(log_delta) if self.up else math.inf
-        tried, sign = near, 1 if self.up else -1
-        for _ in range(_MOST_STEPS):
-            # Each one is certified by itself: no monotonicity is assumed.
-            if sign * (log_delta - self.log_delta(tried)) >= 0:
-                return min(tried, bound)
-            tried = near + sign * step
-            step *= 2
-            if tried <= 0 or tried >= bound:
-                break
-        return bound if self.up else 0.0
-
-    def estimated_epsilon(self, log_delta: float, near: float) -> float:
-        """*Estimates* the epsilon at a delta of finite losses, by Newton's method."""
-        low = max(self.whole.start, 0.0)
-        high = self.whole.start + self.whole.spacing * len(self.whole.cells)
-        if self.estimate(low)[0] <= log_delta:
-            return low
-        at = min(max(near, low), high)
-        for _ in range(_MOST_STEPS):
-            value, slope = self.estimate(at)
-            low, high = (at, high) if value > log_delta else (low, at)
-            following = at + (value - log_delta) / max(slope, 1e-300)
-            if abs(following - at) <= _NEAR * (at + 1e-9):
-                break
-            at = following if low < following < high else 0.5 * (low + high)
-        return at
+        return certified_epsilon(self.log_delta, log_delta, near, step, up=self.up)
 
     def _sums(self, epsilon: float) -> tuple[tuple[float, float], float]:
         """Returns tilted delta, minus its derivative, and the exponent of both."""
@@ -161,27 +169,13 @@ class Curve(NamedTuple):
         truncated = above if self.up else below + above
         return (most * truncated + rounding) * (1 + SUMS_ERROR)
 
-    def chernoff_log_delta(self, epsilon: float) -> float:
+    def chernoff(self, epsilon: float) -> float:
         """*Upper bound* of log(delta) without the cells."""
         whole = self.whole
         bound = whole.log_moment - whole.tilt * (epsilon - whole.shift)
         bound += log_weight(whole.tilt)
         bound += _exponent_error(whole, bound, epsilon)
         return _with_infinite(bound, self.infinite)
-
-    def chernoff_epsilon(self, log_delta: float) -> float:
-        """*Upper bound* of epsilon without the cells."""
-        whole = self.whole
-        level = log_delta - _exponent_error(whole, log_delta, 0.0)
-        if not level > LEAST_LOG_DELTA:
-            return math.inf  # rounding leaves nothing of delta
-        share = 1 - self.infinite * (1 + SUMS_ERROR) / math.exp(level)
-        if share <= 0:
-            return math.inf
-        level += math.log(share) - LOG_ERROR
-        bound = (whole.log_moment + log_weight(whole.tilt) - level) / whole.tilt
-        bound += LOG_ERROR * (abs(bound) + abs(whole.log_moment) / whole.tilt)
-        return max(bound + whole.shift, 0.0)
 
 
 def _with_infinite(log_delta: float, infinite: float) -> float:
@@ -207,6 +201,8 @@ _LEAST_BESIDE = 2e-14
 # Length of a lattice over that of the window estimated from the coarse losses.
 _SPARE_LENGTH = 1.03
 _LITTLE = 0.8  # factor of the spacing above which another plan is not tried
+# Smallest spacing, relative to the largest loss: neighbouring points differ.
+_LEAST_SPACING = 1e-12
 # Largest number of atoms of a step that shall be lattice points.
 _MOST_ANCHORS = 8
 _HEAVY = 1e-4  # smallest tilted probability of such an atom
@@ -218,6 +214,10 @@ _AT_POINT = 1e-9
 _MOST_MASS = 1e-2
 # Largest amount by which rounding may make a total differ from 1.
 _LACKING = 1e-9
+# Nats of log(delta) by which Chernoff's bound of epsilon is first moved.
+_NEAR_CHERNOFF = 1e-3
+# More than any number of probabilities that underflow.
+_UNDERFLOW = 1e-300
 # Thresholds for the largest loss, as shares of the expected epsilon.
 _THRESHOLDS = np.linspace(0.0, 1.0, 129)
 
@@ -235,7 +235,7 @@ class Direction(NamedTuple):
     steps: Sequence[Step]
     backward: bool  # whether P and Q are exchanged
     coarse: list[CoarseLoss]  # of each step
-    expected: Plan  # *estimate* of the answer
+    guess: Estimate
     most: float  # *upper bound* of the answer
 
 
@@ -257,11 +257,12 @@ def certified_ends(
     is_symmetric = all(step.loss.is_symmetric for step in steps)
     backward = (False,) if is_symmetric else (False, True)
     directions = [_direction(steps, target, backward=b) for b in backward]
-    directions.sort(key=lambda d: d.expected.bound, reverse=True)
+    # One of these two is the same in both directions.
+    directions.sort(key=lambda d: d.guess.epsilon + d.guess.log_delta, reverse=True)
     low = high = unknown.lower
     for direction in directions:
         ends = Interval(unknown.lower, min(direction.most, unknown.upper))
-        if ends.upper > low:
+        if ends.upper > max(low, LEAST_LOG_DELTA):
             ends = _narrowed(direction, target, ends, low, most_cells)
         low, high = max(low, ends.lower), max(high, ends.upper)
     return Interval(low, high)
@@ -284,16 +285,18 @@ def _direction(steps: Sequence[Step], target: Target, *, backward: bool) -> Dire
         are_whole &= _is_whole(masses, lost)
         infinite += count * lost
         displaced += _displacement(Step(loss, count), grid)
-    expected = make_plan(coarse, target, None, 1.0)
+    guess = first_guess(coarse, target)
     most = math.inf if target.of_epsilon else 0.0
     if are_whole:
-        whole, *_ = tilted(uppers, expected.tilt)
+        whole, *_ = tilted(uppers, guess.slope)
         whole = whole._replace(shift=whole.shift + displaced)
-        curve = Curve(whole, infinite, True, np.empty(0))
-        bounds = curve.chernoff_log_delta, curve.chernoff_epsilon
-        found = bounds[target.of_epsilon](target.given)
-        most = found if math.isfinite(found) else most
-    return Direction(steps, backward, coarse, expected, most)
+        bound = Curve(whole, infinite, True, np.empty(0)).chernoff
+        if not target.of_epsilon:
+            most = min(most, bound(target.given))
+        else:
+            step = _NEAR_CHERNOFF / whole.tilt
+            most = certified_epsilon(bound, target.given, guess.epsilon, step, up=True)
+    return Direction(steps, backward, coarse, guess, most)
 
 
 def _is_whole(masses: np.ndarray, infinite: float) -> bool:
@@ -311,61 +314,61 @@ def _narrowed(
     direction: Direction, target: Target, ends: Interval, enough: float, most_cells: int
 ) -> Interval:
     """Narrows the ends by at most three plans, until upper <= ``enough``."""
-    known, scale, coarser = None, 1.0, 1.0
-    before, plan = None, direction.expected
-    for _ in range(_MOST_PLANS):
+    known, scale, coarser, before = direction.guess, 1.0, 1.0, math.inf
+    for trial in range(_MOST_PLANS):
+        plan = make_plan(direction.coarse, target, known, scale)
         spacing = coarser * max(plan.spacing, _SPARE_LENGTH * plan.length / most_cells)
-        if before and spacing > max(plan.spacing, _LITTLE * before.spacing):
+        if spacing > max(plan.spacing, _LITTLE * before):
             break  # no much finer lattice is possible
         plan = plan._replace(spacing=spacing, widest=max(plan.widest, spacing))
         laid = _lattice(direction, plan)
-        found = laid and _ends(laid, plan, target, known, most_cells)
-        if found is None:
+        found = laid and _ends(laid, plan, target, most_cells)
+        if not found:
             coarser *= 2
-        else:
-            low, high = found[0]
-            ends = Interval(max(ends.lower, low), min(ends.upper, high))
-            wanted = target.width(ends.lower) if target.of_epsilon else target.relative
-            width = ends.upper - ends.lower
-            if width <= wanted or ends.upper <= enough:
-                return ends
-            # The errors of a plan without an estimate say little.
-            share = min(max(0.5 * wanted / width, 0.01), 0.7)
-            # The error of atoms off the lattice is of first order in the spacing.
-            has_atoms = any(isinstance(s.loss, FiniteValues) for s in direction.steps)
-            share = share**2 if has_atoms else share
-            scale *= share if known or has_atoms else 0.7
-            known, before = found[1], plan
-        plan = make_plan(direction.coarse, target, known, scale)
+            continue
+        (low, high), estimate = found
+        ends = Interval(max(ends.lower, low), min(ends.upper, high))
+        wanted, width = target.enough(ends.lower), ends.upper - ends.lower
+        if width <= wanted or ends.upper <= enough:
+            return ends
+        if not estimate.slope > 0:
+            break  # the window was empty
+        share = min(max(0.5 * wanted / width, 0.01), 0.7)
+        # The error of atoms off the lattice is of first order in the spacing. Otherwise
+        # the errors of a first plan say little.
+        has_atoms = any(isinstance(s.loss, FiniteValues) for s in direction.steps)
+        scale *= share**2 if has_atoms else share if trial else 0.7
+        known, before = estimate, spacing
     return ends._replace(lower=max(ends.lower, _by_one_loss(direction, target, ends)))
 
 
 def _by_one_loss(direction: Direction, target: Target, ends: Interval) -> float:
     """*Lower bound* of the answer: the event that some loss is above a threshold."""
     # Close if few draws lose much: a lattice is too coarse for the other losses then.
-    most = direction.expected.epsilon
+    most = direction.guess.epsilon
     most = min(most, ends.upper) if target.of_epsilon else most
     at = most * _THRESHOLDS
-    log_none, log_none_of_q = np.zeros((2, len(at)))
+    log_none, log_q = np.zeros(len(at)), np.full(len(at), -math.inf)
     for step in direction.steps:
         own, _ = lattice.evaluate_tails(step.loss, at, backward=direction.backward)
         above = (own.profile + own.scaled) * (1 - LOG_ERROR)
         above = np.clip(above - own.profile_error - own.scaled_error, 0.0, 1.0)
-        beyond = (own.scaled + own.scaled_error) * np.exp(-at) + UNDERFLOW
         log_none += step.count * np.log1p(-above)
-        log_none_of_q += step.count * np.log1p(-np.minimum(beyond, 1.0))
+        # Q's probability of the event is at most the sum of those of all draws.
+        beyond = step.count * (own.scaled + own.scaled_error) + _UNDERFLOW
+        log_q = np.logaddexp(log_q, np.log(beyond) - at)
     p = -np.expm1(log_none) * (1 - LOG_ERROR)
-    q = -np.expm1(log_none_of_q) * (1 + LOG_ERROR)
+    log_q += LOG_ERROR * (1 + np.abs(log_q))
     off = sum(_displacement(step, at) for step in direction.steps)
     if target.of_epsilon:
-        found = np.log((p - math.exp(target.given)) / q) - off
+        found = np.log(p - math.exp(target.given)) - log_q - off
     else:
-        found = np.log(p - np.exp(target.given + off) * q)
+        found = np.log(p - np.exp(target.given + off + log_q))
     return float(np.nanmax(found, initial=-math.inf)) - LOG_ERROR
 
 
 def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
-    """Lays out both distributions of every step; None if there are too many points."""
+    """Lays out both distributions of every step; None if rounding dominates one."""
     steps, backward = direction.steps, direction.backward
     anchors, distances, weights = [], [], []
     for step, coarse in zip(steps, direction.coarse, strict=True):
@@ -373,7 +376,7 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
         anchors.append(places.tolist())
         distances.append(places[1:] - places[0])
         weights.append(step.count * weight[1:])
-    spacing = max(plan.spacing, 1e-12 * max(abs(each[0]) for each in anchors))
+    spacing = max(plan.spacing, _LEAST_SPACING * float(np.abs(plan.ranges).max()))
     spacing = aligned(spacing, np.concatenate(distances), np.concatenate(weights))
     uppers, lowers, offsets = [], [], []
     infinite = displaced = 0.0
@@ -388,9 +391,8 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
             displaced += step.count * _AT_POINT * spacing
         else:
             terms = float(np.max(getattr(step.loss, "num_terms", 1.0)))
-            grid = graded_grid([center, *each[1:]], spacing, plan, span, terms)
-        if not len(grid):
-            return None
+            places = [center, *each[1:]]
+            grid = graded_grid(places, spacing, plan.widest, span, terms)
         points = with_splits(center + grid * spacing)
         slack = _AT_POINT * spacing
         bins = lattice.bins_of_step(points, step.loss, backward=backward, slack=slack)
@@ -414,7 +416,7 @@ def _anchors(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns atoms, heaviest first, with tilted probabilities; or a peak."""
     # Off the lattice an atom would cost the lower distribution up to a whole cell.
-    peak = 0.0 if loss.is_symmetric else center_of(coarse)
+    peak = 0.0 if loss.is_symmetric else coarse.center
     only_peak = np.array([peak]), np.ones(1)
     if isinstance(loss, FiniteValues):
         places, log_mass = lattice.atoms_of(loss, backward=backward)
@@ -460,7 +462,7 @@ def _centered(
 
 
 def _ends(
-    laid: Lattice, plan: Plan, target: Target, known: Estimate | None, most_cells: int
+    laid: Lattice, plan: Plan, target: Target, most_cells: int
 ) -> tuple[Interval, Estimate] | None:
     """Returns certified ends and an estimate; None if there are too many cells."""
     curves, window = [], (plan.tilt, plan.log_cut, plan.epsilon, most_cells)
@@ -474,12 +476,11 @@ def _ends(
         whole = whole._replace(shift=whole.shift + laid.displaced)
         curves.append(Curve.of(whole, infinite, up=up))
     lower_curve, upper = curves
-    near = known.epsilon if known else plan.epsilon
     if not target.of_epsilon:
         log_delta, slope = upper.estimate(target.given)
         low, high = (c.log_delta(target.given) for c in (lower_curve, upper))
         return Interval(low, high), Estimate(target.given, log_delta, slope)
-    at = upper.estimated_epsilon(target.given, near)
+    at = upper.estimated_epsilon(target.given, plan.epsilon)
     estimate = Estimate(at, target.given, upper.estimate(at)[1])
     ends = (c.epsilon(target.given, at) for c in (lower_curve, upper))
     return Interval(*ends), estimate

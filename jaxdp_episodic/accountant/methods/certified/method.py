@@ -17,7 +17,11 @@ import numpy as np
 from jaxdp_episodic.accountant._engine import using_choice
 from jaxdp_episodic.accountant.losses.privacy_loss import BoundingPair, Bounds, Profile
 from jaxdp_episodic.accountant.methods.certified import lattice
-from jaxdp_episodic.accountant.methods.certified.composition import Step, certified_ends
+from jaxdp_episodic.accountant.methods.certified.composition import (
+    Step,
+    certified_ends,
+    certified_epsilon,
+)
 from jaxdp_episodic.accountant.methods.certified.plan import Target
 from jaxdp_episodic.accountant.methods.rdp import at_most_total_variation, rdp_bound
 from jaxdp_episodic.accountant.methods.run import (
@@ -30,23 +34,23 @@ from jaxdp_episodic.accountant.methods.run import (
     shift_error,
 )
 
-# Relative distances from the epsilon of the computed profile at which ends are tried.
-_DISTANCES = 1e-15 * 4.0 ** np.arange(26)
+# Distance of the first certified epsilons from that of the computed profile, relative.
+_NEAR = 1e-15
 
 
-def epsilon_ends(loss: Profile, log_delta: float, upper: float) -> tuple[float, float]:
+def epsilon_ends(loss: Profile, log_delta: float, upper: float) -> Interval:
     """Returns certified ends of one step's epsilon; fields must be scalars."""
     row = loss.map(np.atleast_1d)
-    epsilon = float(epsilon_of_profile(np.array([log_delta]), row)[0])
-    epsilon = min(epsilon, upper)
-    away = _DISTANCES * (epsilon if epsilon > 0 else upper)
-    tried = np.concatenate([epsilon - away[::-1], [epsilon], epsilon + away])
-    tried = np.maximum(tried, 0.0)
-    low, high = log_delta_ends(loss, tried)
-    # Each point is certified by itself: no monotonicity is assumed.
-    high = min([upper, *tried[high <= log_delta].tolist()])
-    low = max([0.0, *tried[low >= log_delta].tolist()])
-    return min(low, high), high
+    near = min(float(epsilon_of_profile(np.array([log_delta]), row)[0]), upper)
+    ends = []
+    for up in (False, True):
+
+        def log_delta_at(epsilon: float, up: bool = up) -> float:
+            return float(log_delta_ends(loss, np.array([epsilon]))[up][0])
+
+        step = _NEAR * max(near, lattice.displacement(loss))
+        ends.append(certified_epsilon(log_delta_at, log_delta, near, step, up=up))
+    return Interval(*ends)
 
 
 def log_delta_ends(loss: Profile, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

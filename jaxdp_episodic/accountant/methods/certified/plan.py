@@ -23,6 +23,9 @@ _DEVIATIONS = np.linspace(-12.0, 12.0, 241)
 _LEAST_GAP = 1e-9
 # Smallest point, relative to the scale of small losses.
 _LEAST_LOSS = 1e-4
+# Largest point over the largest of the Gaussian's: those of antipodal shifts are four
+# times as large.
+_FURTHEST = 8.0
 # First grid of tilts, in 1/nat, two a decade; small ones are for large losses.
 _TILTS = np.geomspace(1e-18, 1e8, 53)
 # Second grid, as factors of the best tilt of the first.
@@ -37,19 +40,18 @@ _CUT_SHARE = 0.01
 _RARE_SHARE = 0.05
 # Relative width of delta for this share if its slope is not known yet.
 _FIRST_RELATIVE_WIDTH = 0.02
-# First guess of log(Chernoff bound / delta) for windows; and for a wanted delta.
-_FIRST_RESERVE = 6.0
-_FIRST_RESERVE_OF_DELTA = 12.0
+# First guess of log(Chernoff bound / delta).
+_FIRST_DOUBT = 6.0
 # Nats of Chernoff's bound of log(delta) that are given up for a larger tilt.
 _SPARE_NATS = 0.1
 # Largest product of a tilt and the wanted width of epsilon.
 _STEEPEST = 50.0
 # Smallest log(delta) that is planned for; below -745 float64 underflows.
-_LEAST_LOG_DELTA = -600.0
+LEAST_LOG_DELTA = -600.0
 # Largest number of single large losses that dominate a sum.
 _LARGE_LOSSES = 3.0
 # Spacings that are tried, nats.
-_SPACINGS = np.geomspace(1e-13, 4e12, 640)
+_SPACINGS = np.geomspace(1e-13, 4e12, 640).tolist()
 # Share of the wanted width for the error of the lattice.
 _LATTICE_SHARE = 0.35
 _GRID_SHARE = 0.05  # share for wider bins of the grids
@@ -60,28 +62,14 @@ _WIDEST_TILTED = 0.1
 _DENSE = 256
 # Width of a bin further away, over its distance from the anchor.
 _GROWTH = 0.005
-# Largest lattice number for which neighbouring points differ in float64.
-_FURTHEST = 2.0**40
 # Number of spacings that are tried so that several atoms are lattice points.
 _MOST_TRIED = 2000
 # An atom less than this share of the spacing below a point counts as that point.
 _ROUNDING = 1e-9
-_MOST_POINTS = 2**18  # largest number of grid points of one step
+# Largest number of the widest bins of one step.
+_MOST_BINS = 2**16
 # The same times terms of a mixture, if points are nats apart: 2 to 5 s of CPU.
-_MOST_TERMS_OF_POINTS = 2**18
-
-
-class Target(NamedTuple):
-    """A question about one setting: delta at an epsilon, or epsilon at a delta."""
-
-    given: float  # log(delta), or epsilon in nats
-    of_epsilon: bool  # whether log(delta) is given and epsilon is wanted
-    absolute: float  # wanted width of epsilon, nats
-    relative: float  # wanted width, as a share of epsilon or of delta
-
-    def width(self, epsilon: float) -> float:
-        """Returns the wanted width of an interval about this epsilon, nats."""
-        return max(self.absolute, self.relative * epsilon)
+_MOST_TERMS_OF_BINS = 2**18
 
 
 class Estimate(NamedTuple):
@@ -90,6 +78,24 @@ class Estimate(NamedTuple):
     epsilon: float
     log_delta: float
     slope: float
+    doubt: float = 0.0  # nats by which log(delta) may be less
+
+
+class Target(NamedTuple):
+    """A question about one setting: delta at an epsilon, or epsilon at a delta."""
+
+    given: float  # epsilon, or log(delta)
+    of_epsilon: bool  # whether epsilon is asked for
+    absolute: float  # wanted width of epsilon, nats
+    relative: float  # the same relative to epsilon, or of delta relative to it
+
+    def enough(self, answer: float) -> float:
+        """Returns the wanted width: nats of epsilon, or a share of delta."""
+        return max(self.absolute, self.relative * (answer if self.of_epsilon else 1.0))
+
+    def width(self, known: Estimate) -> float:
+        """Returns the wanted width in nats of epsilon."""
+        return self.enough(known.epsilon) / (1.0 if self.of_epsilon else known.slope)
 
 
 def log_weight(tilt: float) -> float:
@@ -103,25 +109,19 @@ class CoarseLoss(NamedTuple):
     mass: np.ndarray  # (b,) P-probability of each cell
     loss: np.ndarray  # (b,) log(P/Q) of each cell
     edges: np.ndarray  # (b + 1,) of the cells
-    above: np.ndarray  # (b + 1,) P-probability above each edge
     count: float  # number of such steps
 
     @classmethod
     def of(cls, points: np.ndarray, bins: BinMasses, count: float) -> CoarseLoss:
         """From bins between points."""
-        mass, loss = merged_losses(points, bins)
-        above = bins.above + np.append(np.cumsum(mass[::-1])[::-1], 0.0)
-        return cls(mass, loss, points, above, count)
+        return cls(*merged_losses(points, bins), points, count)
 
-    def up_to(self, top: float) -> CoarseLoss:
-        """Returns the distribution without losses above ``top``."""
-        last = max(int(np.searchsorted(self.edges, top)), 1)
+    def without_rare(self, log_rare: float) -> CoarseLoss:
+        """Leaves out the largest losses, up to a probability of all such steps."""
+        above = self.count * np.cumsum(self.mass[::-1])[::-1]
+        kept = int(np.count_nonzero(above > math.exp(log_rare))) or len(above)
         return CoarseLoss(
-            self.mass[:last],
-            np.minimum(self.loss[:last], top),
-            np.append(self.edges[:last], top),
-            self.above[: last + 1],
-            self.count,
+            self.mass[:kept], self.loss[:kept], self.edges[: kept + 1], self.count
         )
 
     def log_moment(self, tilts: np.ndarray) -> np.ndarray:
@@ -140,6 +140,12 @@ class CoarseLoss(NamedTuple):
         weight = np.exp(weight - weight.max())
         return weight / weight.sum()
 
+    @property
+    def center(self) -> float:
+        """Where a narrow peak would be: the median."""
+        median = int(np.searchsorted(np.cumsum(self.mass), 0.5))
+        return float(self.loss[min(median, len(self.loss) - 1)])
+
 
 class Plan(NamedTuple):
     """The plan of one direction."""
@@ -151,7 +157,6 @@ class Plan(NamedTuple):
     length: float  # of the window, nats, estimated from the coarse losses
     widest: float  # widest bin of a grid, nats
     ranges: tuple[tuple[float, float], ...]  # smallest and largest loss of each step
-    bound: float  # Chernoff's bound of the answer
 
 
 def coarse_points(hints: Hints) -> np.ndarray:
@@ -160,76 +165,72 @@ def coarse_points(hints: Hints) -> np.ndarray:
     gaussian = shift * (0.5 * shift + _DEVIATIONS)
     # smaller losses are negligible, and larger ones do not occur
     least = _LEAST_LOSS * float(hints.rate) * min(float(hints.shift), 1.0)
-    inside = (_ANY_LOSSES >= least) & (_ANY_LOSSES <= 2 * gaussian[-1])
+    inside = (_ANY_LOSSES >= least) & (_ANY_LOSSES <= _FURTHEST * gaussian[-1])
     positive = np.union1d(_ANY_LOSSES[inside], gaussian[gaussian > 0])
     positive = positive[np.diff(positive, prepend=0.0) > _LEAST_GAP * positive]
     return np.concatenate([-positive[::-1], [0.0], positive])
 
 
+def first_guess(whole: Sequence[CoarseLoss], target: Target) -> Estimate:
+    """*Estimates* the answer by Chernoff's bound, and the slope by its tilt."""
+    log_delta, epsilon = target.given, None
+    if not target.of_epsilon:
+        # Rare large losses raise the bound more than delta.
+        epsilon, bound = target.given, _best_tilt(whole, target.given, 0.0)[1]
+        log_delta = max(min(bound, 0.0) - _FIRST_DOUBT, LEAST_LOG_DELTA)
+    losses = _without_rare(whole, log_delta + math.log(_FIRST_RELATIVE_WIDTH))
+    tilt, bound = _best_tilt(losses, epsilon, log_delta)
+    if epsilon is None:
+        epsilon = max(bound, 0.0)
+        tilt = min(tilt, _STEEPEST / target.enough(epsilon))
+    else:
+        log_delta = max(min(bound, 0.0), LEAST_LOG_DELTA)
+    return Estimate(epsilon, log_delta, tilt, _FIRST_DOUBT)
+
+
 def make_plan(
-    whole: Sequence[CoarseLoss], target: Target, known: Estimate | None, scale: float
+    whole: Sequence[CoarseLoss], target: Target, known: Estimate, scale: float
 ) -> Plan:
     """Chooses tilt, window and spacing for a width ``scale`` times the wanted one."""
-    if known and not known.slope > 0:
-        known = None  # the window was empty
-    goal = _expected_log_delta(whole, target, known)
-    needed = _FIRST_RELATIVE_WIDTH if target.of_epsilon else target.relative
-    if known and target.of_epsilon:
-        needed = min(known.slope * target.width(known.epsilon), 1.0)
-    log_rare = goal + math.log(_RARE_SHARE * needed * max(scale, 0.1))
-    # Every step gets an equal share of the truncated probability.
-    parts = len(whole)
-    losses = [one.up_to(_upper_quantile(one, parts, log_rare)) for one in whole]
-    at = None if target.of_epsilon else target.given
-    at = known.epsilon if known else at
-    tilt, bound = _best_tilt(losses, at, goal)
-    epsilon = at if at is not None else max(bound, 0.0)
+    needed = min(known.slope * target.width(known), 1.0)
+    log_rare = known.log_delta - known.doubt + math.log(needed * max(scale, 0.1))
+    losses = _without_rare(whole, log_rare)
+    tilt, _ = _best_tilt(losses, known.epsilon, 0.0)
     if target.of_epsilon:
         # A smaller tilt keeps rare large losses rare, and the window short.
-        slope = known.slope if known else math.inf
-        tilt = min(tilt, slope, _STEEPEST / target.width(epsilon))
+        tilt = min(tilt, known.slope, _STEEPEST / target.width(known))
+    slope = max(known.slope, 0.1 * tilt)
+    width = target.width(known._replace(slope=slope))
     log_moment = float(_log_moments(losses, np.array([tilt]))[0])
-    log_bound = min(log_moment - tilt * epsilon + log_weight(tilt), 0.0)
-    slope = max(known.slope, 0.1 * tilt) if known else tilt
-    width = target.width(epsilon) if target.of_epsilon else target.relative / slope
-    log_share = min(known.log_delta - log_bound, 0.0) if known else 0.0
+    log_bound = min(log_moment - tilt * known.epsilon + log_weight(tilt), 0.0)
+    log_share = min(known.log_delta - log_bound, 0.0)
     log_cut = math.log(_CUT_SHARE * min(slope * width, 1.0) * min(scale, 1.0))
-    log_cut += log_share if known else -_FIRST_RESERVE
+    log_cut += log_share - known.doubt
     low, high = _window(losses, tilt, log_moment, log_cut)
-    width *= scale
-    weights = [_importance(one, tilt, log_share, 1 / parts) for one in losses]
     # Bins across which the tilt hardly changes; wide ones if losses are large.
     widest = max(1 / (1 + slope), _WIDEST_TILTED / slope)
-    spacing, longest = _lengths(losses, weights, slope, width)
-    spacing = min(spacing, widest)
-    # A single large loss may dominate the sum.
-    single = math.sqrt(8 * _GRID_SHARE * width / ((1 + slope) * _LARGE_LOSSES * parts))
-    longest = min(max(min(longest, single), spacing), widest)
+    weights = [_importance(one, tilt, log_share, 1 / len(losses)) for one in losses]
+    spacing, longest = _lengths(losses, weights, slope, width * scale)
+    ranges = []
+    for one in losses:
+        below = np.cumsum(one.tilted(tilt)) * (one.count * len(losses))
+        lowest = int(np.searchsorted(below, math.exp(log_cut)))
+        ranges.append((float(one.edges[lowest]), float(one.edges[-1])))
     return Plan(
         tilt,
-        epsilon,
+        known.epsilon,
         log_cut,
-        spacing,
-        high - min(low, epsilon),
-        longest,
-        tuple(
-            (_lower_quantile(one, parts, tilt, log_cut), float(one.edges[-1]))
-            for one in losses
-        ),
-        bound,
+        min(spacing, widest),
+        high - min(low, known.epsilon),
+        min(max(longest, spacing), widest),
+        tuple(ranges),
     )
 
 
-def _expected_log_delta(
-    losses: Sequence[CoarseLoss], target: Target, known: Estimate | None
-) -> float:
-    if known:
-        return known.log_delta
-    if target.of_epsilon:
-        return target.given
-    # Delta may be far below Chernoff's bound, or 0 if no loss is that large.
-    bound = min(_best_tilt(losses, target.given, 0.0)[1], 0.0)
-    return max(bound - _FIRST_RESERVE_OF_DELTA, _LEAST_LOG_DELTA)
+def _without_rare(losses: Sequence[CoarseLoss], log_delta: float) -> list[CoarseLoss]:
+    """Leaves out large losses that add little to delta: each step has its share."""
+    log_rare = log_delta + math.log(_RARE_SHARE / len(losses))
+    return [one.without_rare(log_rare) for one in losses]
 
 
 def _best_tilt(
@@ -268,28 +269,6 @@ def _window(
     return float(low), float(high)
 
 
-def _upper_quantile(loss: CoarseLoss, parts: int, log_mass: float) -> float:
-    """Returns the loss above which a step's share of a probability is left."""
-    above = np.log(np.maximum(loss.above * (loss.count * parts), 1e-300))
-    reached = np.flatnonzero(above <= log_mass)
-    if not len(reached) or reached[0] == 0:
-        return float(loss.edges[-1])
-    i = reached[0]
-    drop = max(above[i - 1] - above[i], 1e-300)
-    # The logarithm of a tail is concave, or the tail ends in this cell.
-    share = 1.0 if drop > 20 else math.sqrt(min((above[i - 1] - log_mass) / drop, 1.0))
-    return float(loss.edges[i - 1] + share * (loss.edges[i] - loss.edges[i - 1]))
-
-
-def _lower_quantile(
-    loss: CoarseLoss, parts: int, tilt: float, log_mass: float
-) -> float:
-    """Returns the loss below which a step's share of tilted probability is left."""
-    below = np.cumsum(loss.tilted(tilt)) * (loss.count * parts)
-    cell = int(np.searchsorted(np.log(np.maximum(below, 1e-300)), log_mass))
-    return float(loss.edges[min(cell, len(below) - 1)])
-
-
 def _importance(
     loss: CoarseLoss, tilt: float, log_share: float, part: float
 ) -> np.ndarray:
@@ -313,10 +292,10 @@ def _lengths(
     # Splitting a loss to the ends of a bin of width h adds a variance of at most h²/4,
     # or d h at a distance d from the center. The tilted log-moment grows by c (1 + c) /
     # 2 times that, and at most by c h.
-    rows = []
-    for one, weight in zip(losses, weights, strict=True):
-        rows.append((np.abs(one.loss - center_of(one)), one.count * weight))
-    distance, weight = np.concatenate(rows, axis=1)
+    distance = np.concatenate([np.abs(one.loss - one.center) for one in losses])
+    weight = np.concatenate(
+        [one.count * each for one, each in zip(losses, weights, strict=True)]
+    )
 
     def error(length: np.ndarray | float) -> float:
         variance = np.minimum(length * length / 4, distance * length)
@@ -327,17 +306,10 @@ def _lengths(
         away = np.maximum(_GROWTH * distance, spacing)
         return error(np.minimum(away, max(longest, spacing))) - error(spacing)
 
-    tried = _SPACINGS.tolist()
-    number = bisect.bisect_right(tried, _LATTICE_SHARE * width, key=error)
-    spacing = tried[max(number - 1, 0)]
-    number = bisect.bisect_right(tried, _GRID_SHARE * width, key=longer)
-    return spacing, tried[max(number - 1, 0)]
-
-
-def center_of(coarse: CoarseLoss) -> float:
-    """Returns where a narrow peak would be: the median."""
-    median = int(np.searchsorted(np.cumsum(coarse.mass), 0.5))
-    return float(coarse.loss[min(median, len(coarse.loss) - 1)])
+    number = bisect.bisect_right(_SPACINGS, _LATTICE_SHARE * width, key=error)
+    spacing = _SPACINGS[max(number - 1, 0)]
+    number = bisect.bisect_right(_SPACINGS, _GRID_SHARE * width, key=longer)
+    return spacing, _SPACINGS[max(number - 1, 0)]
 
 
 def aligned(spacing: float, distances: np.ndarray, weights: np.ndarray) -> float:
@@ -357,54 +329,31 @@ def aligned(spacing: float, distances: np.ndarray, weights: np.ndarray) -> float
 def graded_grid(
     anchors: Sequence[float],
     spacing: float,
-    plan: Plan,
+    widest: float,
     span: tuple[float, float],
     num_terms: float = 1.0,
 ) -> np.ndarray:
     """Returns whole numbers j of grid points ``anchors[0] + j spacing``.
 
-    Near the anchors every j is a grid point. Empty if there are too many.
+    Near the anchors every j is a grid point.
     """
-    places = [round((a - anchors[0]) / spacing) for a in sorted(anchors)]
-    low = min(math.floor((span[0] - anchors[0]) / spacing), places[0] - 1)
-    high = max(math.ceil((span[1] - anchors[0]) / spacing), places[-1] + 1)
-    if max(-low, high) > _FURTHEST:
-        return np.empty(0)
-    widest = max(plan.widest / spacing, 1.0)
-    offsets = _offsets(high - low, widest)
+    places = np.rint((np.array(anchors) - anchors[0]) / spacing)
+    low = min(math.floor((span[0] - anchors[0]) / spacing), places.min() - 1)
+    high = max(math.ceil((span[1] - anchors[0]) / spacing), places.max() + 1)
     # With little noise fewer points widen the interval, but answer in time.
-    few = _MOST_TERMS_OF_POINTS / num_terms if spacing >= 1 else math.inf
-    while len(offsets) > max(few, 2 * _DENSE):
-        widest *= 2
-        offsets = _offsets(high - low, widest)
-    if len(offsets) > _MOST_POINTS:
-        return np.empty(0)
-    between = [(a + b) // 2 for a, b in zip(places[:-1], places[1:], strict=True)]
-    parts = []
-    for place, first, last in zip(
-        places, [low, *between], [*between, high], strict=True
-    ):
-        # including one point at or beyond either end
-        down = offsets[: int(np.searchsorted(offsets, place - first)) + 1]
-        up = offsets[: int(np.searchsorted(offsets, last - place)) + 1]
-        parts += [place - down, place + up]
-    return np.unique(np.concatenate(parts))
-
-
-def _offsets(end: int, widest: float) -> np.ndarray:
-    """Returns numbers from 0 to beyond the end: every one, then further apart."""
+    most = _MOST_BINS if spacing < 1 else _MOST_TERMS_OF_BINS / num_terms
+    widest = max(math.floor(widest / spacing), math.ceil((high - low) / most), 1)
     at, parts = float(_DENSE), [np.arange(_DENSE + 1.0)]
-    step = 1.0
-    while at < end and step < math.floor(widest):
+    while at < high - low:
         step = math.floor(min(max(_GROWTH * at, 1.0), widest))
-        # until steps may grow by a tenth
-        number = max(math.ceil(0.1 * at / step), 1) if step < widest else 1
+        # until steps may grow by a tenth, or to the end
+        number = math.ceil((0.1 * at if step < widest else high - low - at) / step)
         parts.append(at + step * np.arange(1.0, number + 1))
         at += step * number
-    step = max(math.floor(widest), 1)
-    number = min(max(math.ceil((end - at) / step), 0), _MOST_POINTS + 1)
-    parts.append(at + step * np.arange(1.0, number + 1))
-    return np.concatenate(parts)
+    offsets = np.concatenate(parts)
+    grid = np.add.outer(places, np.concatenate([-offsets, offsets]))
+    grid = np.unique(np.append(grid, [low, high]))
+    return grid[(grid >= low) & (grid <= high)]
 
 
 def with_splits(grid: np.ndarray) -> np.ndarray:

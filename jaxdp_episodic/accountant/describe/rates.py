@@ -251,7 +251,7 @@ def cut_weights(
     # factor is within 1e-9 of 1, unless of 1e8 units the batch is hardly ever full.
     n, b, q = np.broadcast_arrays(population, batch_size, rate)
     inside = (q > 0) & (q < 1)
-    p = np.where(inside, q, 0.5)
+    p = np.where(inside, np.maximum(q, _TINY), 0.5)  # odds of less overflow
     others = n - 1
     never, always = q <= 0, others >= b
 

@@ -134,7 +134,7 @@ def log_binomial_tail(
     other = {"lower": "upper", "upper": "lower"}[side]
     here = np.where(right & inside, t, n + 1.0)
     there = np.where(~right & inside, n - t + 1, n + 1.0)
-    with np.errstate(divide="ignore"):
+    with np.errstate(all="ignore"):  # the other side's odds may be inf
         tail = log_binomial_mass(here, n, p) + np.log(
             tail_over_mass(here, n, p / (1 - p), side=side)
         )

@@ -80,6 +80,9 @@ def test_a_full_batch_of_a_probability_near_0_is_not_left_out(relation):
     assert not np.any(pair.loses_nothing)  # there is loss if the batch is not full
     step = jde.TruncatedPoissonRelease(1e-3, batch_size=400, population=1_000, **how)
     assert jde.rdp(step, 64.0) > (127e6 if relation != ZERO else 31e6)  # 2 / noise
+    how["sampling_probability"] = 1e-320
+    step = jde.TruncatedPoissonRelease(0.1, batch_size=1, population=67, **how)
+    assert jde.rdp(step, 1e3) > (199_800 if relation != ZERO else 49_990)
 
 
 def test_a_rare_contribution_of_a_mixture_is_not_left_out():

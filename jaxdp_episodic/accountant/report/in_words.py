@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.designs import PERSON, WithoutReplacement
+from jaxdp_episodic.accountant.describe.designs import OWNED, WithoutReplacement
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions import gdp
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
@@ -155,8 +155,9 @@ def _percent(share: float) -> str:
 
 def _reversals(report: PrivacyReport) -> Iterator[str]:
     """Sections that explain why a unit costs more than a coarser one, if it does."""
-    known = {k: v for k, v in report.epsilon_by_level.items() if isinstance(v, float)}
-    known.pop(PERSON, None)
+    # A person, or an original, may be in several of the coarser units.
+    values = report.epsilon_by_level.items()
+    known = {k: v for k, v in values if isinstance(v, float) and k not in OWNED}
     steps = report.level_runs[report.privacy_unit].gaussian_steps
     for coarse, fine in itertools.combinations(known, 2):
         if known[fine] > known[coarse] * (1 + _APART):

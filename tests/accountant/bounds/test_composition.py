@@ -51,12 +51,10 @@ def test_optimal_at_60_digits():
 
 def test_many_small_steps_are_gaussian():
     """k steps of mu/sqrt(k) answer like one Gaussian: delta within a percent."""
-    k, mu = 10**6, 1.0
-    value = compose_optimal_delta(
-        mu / np.sqrt(k), 0.0, num_steps=k, total_epsilon=np.array([0.5, 1, 3])
-    )
+    k, mu, eps = 10**6, 1.0, np.array([0.5, 1, 3])
+    step = mu / np.sqrt(k)
+    value = compose_optimal_delta(step, 0.0, num_steps=k, total_epsilon=eps)
     phi = np.vectorize(lambda x: float(mp.ncdf(x)))
-    eps = np.array([0.5, 1, 3])
     gaussian = phi(mu / 2 - eps / mu) - np.exp(eps) * phi(-mu / 2 - eps / mu)
     np.testing.assert_allclose(value, gaussian, rtol=1e-2)
 

@@ -54,11 +54,7 @@ def test_rdp_of_large_orders_is_the_pure_epsilon(spec):
 @pytest.mark.parametrize(
     ("spec", "value", "pure", "delta"),
     [
-        *(
-            (spec, none, np.inf, 1)
-            for spec in (Gaussian, Laplace)
-            for none in (0, -0.0)
-        ),
+        *((spec, no, np.inf, 1) for spec in (Gaussian, Laplace) for no in (0, -0.0)),
         *((spec, np.inf, 0, 0) for spec in (Gaussian, Laplace)),
         (RandomizedResponse, 0.0, 0, 0),
         (RandomizedResponse, np.inf, np.inf, 1),

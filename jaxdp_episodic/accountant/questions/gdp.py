@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import NormalDist
@@ -15,10 +15,10 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.describe.step import AnyStep
+from jaxdp_episodic.accountant.losses.allocated_moments import lower_hull
 from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.accountant.methods.adaptive.method import profiles_above
 from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
-from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import (
@@ -36,34 +36,23 @@ from jaxdp_episodic.accountant.questions.tuning import curve_to_epsilon
 _SMALLEST_DELTA = 1e-15
 # Up to this number of rates, the curve is computed only where they need it.
 _FEW_RATES = 4
-# False positive rates and complements above which larger deltas are enough.
-_MIDDLE_RATE = 1e-3
-# Share of these rates below which deltas are negligible.
-_NEGLIGIBLE = 1e-4
 # Exceeds the rounding error of sums of a few numbers in [0, 1].
 _ROUNDING = 2.0**-50
 # Smallest normal number: below it float64 loses digits.
 _LEAST_NORMAL = float(np.finfo(np.float64).tiny)
 # Largest number of curve points times rates at once, to bound memory.
 _BLOCK = 1 << 22
-# First grid of epsilons: 0 and 12 points per decade. Below 1e-8 delta changes by less
-# than 1e-8; beyond the last e^epsilon would overflow.
-_FIRST_POINTS = np.concatenate([[0.0], np.geomspace(1e-8, 700.0, 131)])
+# Range of the last epsilon of a curve: below delta changes by less than 1e-8, and
+# beyond e^epsilon would overflow.
+_RANGE = 1e-8, 700.0
+# First points of a curve, as shares of its last epsilon: 4 per decade.
+_FIRST_POINTS = np.append(0.0, np.geomspace(1e-10, 1.0, 41))
 # Target for the absolute error of the attacker's rates: above it points are added.
 _ABSOLUTE = 8e-7
 # The same, relative to the true positive or false negative rate.
 _RELATIVE = 2e-4
-# Largest number of rounds of adding points.
-_REFINEMENTS = 3
-# Largest number of parts of an interval in each round.
-_MOST_PARTS = 32
-# Largest number of points that a round adds to a curve. More would be added where
-# errors of nearly equal deltas look like bends, as near sampling rate 1.
-_MOST_ADDED = 1500
-# With few rates, only every fourth point of the first grid is used, and up to two more
-# rounds are run.
-_COARSER = 4
-_MORE_REFINEMENTS = 2
+# Largest number of rounds in which intervals are halved.
+_ROUNDS = 12
 # Smallest floor of a run, far below any delta in use.
 _SMALLEST_FLOOR = 1e-100
 _checked_floor = _validation.reals(
@@ -77,8 +66,6 @@ _MOST_MU = 100.0
 # Number of deltas at which a Rényi DP curve is converted, and the largest of them.
 _POINTS = 400
 _LARGEST_DELTA = 0.9
-# Relative tolerance of the search for the mu of a budget, which is rounded down.
-_TOLERANCE = 1e-9
 
 
 @public_function(np.minimum)
@@ -211,25 +198,26 @@ def gdp_mu(
     curve by one mu.
     """
     floor = _validation.one("smallest_delta", smallest_delta, _checked_floor)
-    check_step(step)
-    check_method(method)
-    runs, shape = checked_runs(step, num_steps)
-    known = np.minimum.reduce([mu_of_gaussians(run) for run in runs])
-    known = np.broadcast_to(known, shape)
+    known = _gaussian_mu(step, num_steps, method)
     if np.all(np.isfinite(known)):
-        return np.array(known)[()]
+        return known[()]
     depth = min(floor, _SMALLEST_DELTA)
     epsilons, deltas, shape = upper_curve(step, num_steps, method, depth)
     columns = zip(epsilons.T, deltas.T, strict=True)
-    mu = np.array([_mu(e, d, floor) for e, d in columns])
+    mu = np.array([_mu_of(e, d, floor) for e, d in columns])
     return np.minimum(mu.reshape(shape), known)[()]
 
 
-def mu_of_gaussians(run: Run) -> np.ndarray:
-    """Returns the worst path's shift if it is a Gaussian, rounded up; else inf."""
-    shift = run.gaussian_shift() * (1 + _ROUNDING)
-    known = ((shift > 0) | run.facts.loses_nothing) & (run.facts.log_kept == 0)
-    return np.where(known, shift, np.inf).max(axis=-1)
+def _gaussian_mu(step: Any, num_steps: Any, method: str) -> np.ndarray:
+    """Mu of the settings whose worst path is a Gaussian, rounded up; else inf."""
+    check_method(method)
+    runs, shape = checked_runs(step, num_steps)
+    least = np.full(shape, np.inf)
+    for run in runs:
+        shift = run.gaussian_shift() * (1 + _ROUNDING)
+        known = ((shift > 0) | run.facts.loses_nothing) & (run.facts.log_kept == 0)
+        least = np.minimum(least, np.where(known, shift, np.inf).max(axis=-1))
+    return least
 
 
 def _rates(
@@ -237,20 +225,19 @@ def _rates(
 ) -> tuple[Any, Any]:
     """The smallest false negative and the largest true positive rate."""
     alpha = _validation.probability_array("false_positive_rate", false_positive_rate)
-    in_the_middle = np.all(np.minimum(alpha, 1 - alpha) >= _MIDDLE_RATE)
-    floor = _NEGLIGIBLE * _MIDDLE_RATE if in_the_middle else _SMALLEST_DELTA
     rates = tuple(np.unique(alpha).tolist())
-    few = rates if len(rates) <= _FEW_RATES else None
-    epsilons, deltas, shape = upper_curve(step, num_steps, method, floor, few)
-    missed, caught = np.empty((2, epsilons.shape[1], alpha.size))
+    few = rates if len(rates) <= _FEW_RATES else ()
+    epsilons, deltas, shape = upper_curve(step, num_steps, method, _SMALLEST_DELTA, few)
+    found = np.empty((2, epsilons.shape[1], alpha.size))
     block = max(1, _BLOCK // len(epsilons))
     for row, (eps, d) in enumerate(zip(epsilons.T, deltas.T, strict=True)):
         for start in range(0, alpha.size, block):
             part = slice(start, start + block)
-            bounds = attack_rates(eps[:, None], d[:, None], alpha.ravel()[part])
-            missed[row, part], caught[row, part] = bounds
-    shape += alpha.shape
-    return missed.reshape(shape)[()], caught.reshape(shape)[()]
+            found[:, row, part] = attack_rates(
+                eps[:, None], d[:, None], alpha.ravel()[part]
+            )
+    missed, caught = found.reshape(2, *shape, *alpha.shape)
+    return missed[()], caught[()]
 
 
 def attack_rates(
@@ -270,158 +257,62 @@ def attack_rates(
 
 
 def upper_curve(step: Any, num_steps: Any, *others: Any) -> Any:
-    """Returns `_computed_points`, cached because several quantities use one curve."""
+    """Returns `_computed_curve`, cached because several quantities use one curve."""
     check_step(step)
     is_one = num_steps is None or isinstance(num_steps, int | np.integer)
-    points = _remembered_points if is_one else _computed_points
-    return points(step, num_steps, *others)
+    curve = _remembered_curve if is_one else _computed_curve
+    return curve(step, num_steps, *others)
 
 
-def _computed_points(
+def _computed_curve(
     step: Any,
     num_steps: Any,
     method: str,
     floor: float,
-    rates: tuple[float, ...] | None = None,
+    rates: tuple[float, ...] = (),
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Returns (K, settings) epsilons and deltas of the curve, and the shape."""
+    """Returns (K, settings) epsilons and *upper bounds* of delta, and the shape.
+
+    Points are denser where an attacker's rates bend; with ``rates`` only where these
+    false positive rates need them.
+    """
     _, shape = checked_runs(step, num_steps)
     if 0 in shape:
         return np.zeros((1, 0)), np.zeros((1, 0)), shape
-
-    # At large epsilon delta is negligible and slow to compute. Beyond `end` its value
-    # at `end` is an upper bound.
+    # At larger epsilons delta is negligible and slow to compute.
     run: Any = {"num_steps": num_steps, "method": method}
-    end = epsilon(step, delta=floor / 100, **run)
+    end = np.clip(epsilon(step, delta=floor / 100, **run), *_RANGE)
     two = np.multiply.outer([0.1, 0.5], end)
     if np.all(delta(step, epsilon=two, return_info=True, **run)[1].is_certified_bound):
         run["method"] = "pld"  # the same bounds, without failing to be exact first
-
-    def ask(epsilons: np.ndarray) -> np.ndarray:
-        inside = np.minimum(epsilons, np.reshape(end, -1))
-        at, inverse = np.unique(inside, axis=0, return_inverse=True)
-        answer = upper_delta(step, epsilon=at.reshape(-1, *shape), **run)
-        return np.reshape(answer, (len(at), -1))[inverse.ravel()]
-
-    wanted = None if rates is None else np.array(rates)
-    epsilons, deltas = curve_points(ask, math.prod(shape), floor=floor, rates=wanted)
-    return epsilons, deltas, shape
-
-
-# Specs are immutable and hashed by identity.
-_remembered_points = functools.lru_cache(maxsize=2)(_computed_points)
-
-
-def _mu(epsilon: np.ndarray, delta: np.ndarray, floor: float) -> float:
-    """The mu of one setting."""
-    if delta[0] <= floor:
-        return 0.0
-    if delta[-1] > floor:
-        return float("inf")
-    used = slice(int(np.argmax(delta <= floor)) + 1)
-    g, d = lower_hull(np.exp(epsilon[used]), delta[used])
-    alpha = -np.diff(d) / np.diff(g)
-    if alpha[-1] < _LEAST_NORMAL:  # underflow
-        return float("inf")
-    end = math.log(g[-2] + (d[-2] - floor) / alpha[-1]) + _ROUNDING
-    at_end = _mu_at(end, floor)
-    # If D(at_end, .) is steeper at the end than a chord, it is steeper before the end
-    # as well. As D is above the last chord there, it is above all these chords, so
-    # their dual, which extends them beyond the end, need not be checked.
-    steepness = 0.5 * math.erfc((end / at_end + at_end / 2) / math.sqrt(2))
-    return max(mu_of_chords(g, d, steepness * (1 - 1e-6)), at_end) * (1 + 1e-9)
-
-
-def mu_of_chords(g: np.ndarray, d: np.ndarray, steepness: float = 0.0) -> float:
-    """Returns the smallest mu for which ``D(mu, log g)`` is above a curve of chords."""
-    alpha = -np.diff(d) / np.diff(g)
-    # f is symmetric about alpha = f(alpha), which is a kink as well.
-    middle = float(np.max((1 - d) / (1 + g))) - _ROUNDING
-    kink = (alpha < middle) & (alpha >= steepness)
-    # 1 - f as a sum without cancellation: f itself may round to 1.
-    caught = (d[:-1] + g[:-1] * alpha)[kink] * (1 + _ROUNDING)
-    alpha, missed = np.append(alpha[kink], middle), np.append(1 - caught, middle)
-    missed = np.where(missed < 0.5, missed - _ROUNDING, missed)
-    caught = np.append(caught, 1 - middle)
-    if np.any(missed <= 0) or np.any(alpha < _LEAST_NORMAL):
-        return float("inf")
-    quantile = NormalDist().inv_cdf  # relative error below 1e-15
-    found = 0.0
-    for a, f, c in zip(alpha.tolist(), missed.tolist(), caught.tolist(), strict=True):
-        found = max(found, (quantile(c) if f > 0.5 else -quantile(f)) - quantile(a))
-    return found
-
-
-def _mu_at(epsilon: float, delta: float) -> float:
-    """The mu with ``D(mu, epsilon) = delta``, rounded up."""
-    return _largest_mu(epsilon, math.log(delta), 1e-6) * (1 + 2e-6)
-
-
-def _largest_mu(epsilon: float, log_delta: float, tolerance: float) -> float:
-    """The largest mu with ``D(mu, epsilon)`` at most delta, rounded down; or inf."""
-
-    def excess(mu: np.ndarray, _: np.ndarray) -> np.ndarray:
-        return float64_boundary(log_gaussian_profile)(mu, epsilon) - log_delta
-
-    ends, most = (1e-30, _MOST_MU), np.array([_MOST_MU])
-    (found,) = largest_within(excess, most, ends, slope=1.0, tolerance=tolerance)
-    return math.inf if found == _MOST_MU else float(found)
-
-
-def curve_points(
-    delta: Callable[[np.ndarray], np.ndarray],
-    num_settings: int,
-    *,
-    floor: float,
-    rates: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns points of privacy curves, denser where an attacker's rates bend."""
-    is_few = rates is not None
-    first = _FIRST_POINTS[np.r_[0, 1 : len(_FIRST_POINTS) : _COARSER if is_few else 1]]
-    epsilons = np.repeat(first[:, None], num_settings, axis=1)
-    deltas = np.minimum.accumulate(delta(epsilons))
-    for _ in range(_REFINEMENTS + is_few * _MORE_REFINEMENTS):
-        parts = _parts(epsilons, deltas, floor, rates)
-        while (parts - 1).sum(axis=0).max() > _MOST_ADDED:
-            parts = np.minimum(parts, max(int(parts.max()) // 2, 1))
-        if np.all(parts == 1):
-            break
-        inner = parts - 1  # padded to the longest list
-        more = np.full((inner.sum(axis=0).max(), num_settings), _FIRST_POINTS[-1])
-        for i, (eps, count) in enumerate(zip(epsilons.T, inner.T, strict=True)):
-            start = np.repeat(np.cumsum(count) - count, count)
-            number = np.arange(len(start)) - start + 1
-            gap = np.repeat(np.diff(eps) / (count + 1), count)
-            more[: len(start), i] = np.repeat(eps[:-1], count) + number * gap
+    epsilons, deltas = np.zeros((2, 0, end.size))
+    more = np.multiply.outer(_FIRST_POINTS, end.ravel())
+    for _ in range(_ROUNDS):
+        answer = upper_delta(step, epsilon=more.reshape(-1, *shape), **run)
         epsilons = np.concatenate([epsilons, more])
-        deltas = np.concatenate([deltas, delta(more)])
+        deltas = np.concatenate([deltas, np.reshape(answer, more.shape)])
         order = np.argsort(epsilons, axis=0, kind="stable")
         epsilons = np.take_along_axis(epsilons, order, axis=0)
         # An upper bound at some epsilon holds at every larger epsilon.
         deltas = np.minimum.accumulate(np.take_along_axis(deltas, order, axis=0))
-    return epsilons, deltas
+        bends = _bends(epsilons, deltas, floor, np.array(rates))
+        # Settings with fewer such intervals divide others as well.
+        bent = np.argsort(~bends, axis=0, kind="stable")[: bends.sum(axis=0).max()]
+        if not bent.size:
+            break
+        middles = (epsilons[:-1] + epsilons[1:]) / 2
+        more = np.take_along_axis(middles, bent, axis=0)
+    return epsilons, deltas, shape
 
 
-def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the lower convex hull of points; x increases, not strictly."""
-    kept: list[tuple[float, float]] = []
-    for point in zip(x.tolist(), y.tolist(), strict=True):
-        if kept and point[0] <= kept[-1][0]:
-            continue
-        while len(kept) > 1 and _slope(*kept[-2:]) >= _slope(kept[-1], point):
-            kept.pop()
-        kept.append(point)
-    return np.array(kept).T[0], np.array(kept).T[1]
+# Specs are immutable and hashed by identity.
+_remembered_curve = functools.lru_cache(maxsize=2)(_computed_curve)
 
 
-def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
-    return (b[1] - a[1]) / (b[0] - a[0])
-
-
-def _parts(
-    epsilons: np.ndarray, deltas: np.ndarray, floor: float, rates: np.ndarray | None
+def _bends(
+    epsilons: np.ndarray, deltas: np.ndarray, floor: float, rates: np.ndarray
 ) -> np.ndarray:
-    """The number of parts into which to divide each interval, (K - 1, settings)."""
+    """Whether (K - 1, settings) intervals are too long for the attacker's rates."""
     g = np.exp(epsilons)
     width = np.diff(g, axis=0)
     fall = -np.diff(deltas, axis=0)  # divided by width below: minus the slope
@@ -436,22 +327,71 @@ def _parts(
     total = np.where(before + after > 0, before + after, 1.0)
     gap = before / total * after * width / 4
     caught = deltas[:-1] + g[:-1] * fall
-    missed = np.maximum(1 - caught, 1e-12)
     # caught - fall is the gain over guessing. If it is small, errors are relative to
     # it.
-    scale = np.minimum(caught - fall, missed)
+    scale = np.minimum(caught - fall, np.maximum(1 - caught, 1e-12))
     scale = np.where(deltas[1:] > floor, scale, np.minimum(scale, floor))
     allowed = np.minimum(_ABSOLUTE, _RELATIVE * np.maximum(scale, floor))
-    matters = (deltas[:-1] > floor) & (width > 0)
-    if rates is not None:
-        # An interval may have a lower true positive rate at one of the rates.
-        at = rates[:, None, None]
-        both = deltas + g * at, 1 - (1 - deltas - at) / g
-        best = np.minimum(*both).min(axis=1, keepdims=True)
-        ends = [np.minimum(rate[:, :-1], rate[:, 1:]) for rate in both]
-        matters &= np.any(np.minimum(*ends) - 4 * gap < best - allowed, axis=0)
-    ratio = np.divide(gap, allowed, out=np.zeros_like(gap), where=matters)
-    return np.clip(np.ceil(np.sqrt(ratio)), 1, _MOST_PARTS).astype(np.int64)
+    bends = (deltas[:-1] > floor) & (gap > allowed)
+    if not rates.size:
+        return bends
+    # An interval may have a lower true positive rate at one of the rates.
+    at = rates[:, None, None]
+    both = deltas + g * at, 1 - (1 - deltas - at) / g
+    best = np.minimum(*both).min(axis=1, keepdims=True)
+    ends = [np.minimum(rate[:, :-1], rate[:, 1:]) for rate in both]
+    return bends & np.any(np.minimum(*ends) - 4 * gap < best - allowed, axis=0)
+
+
+def _mu_of(epsilons: np.ndarray, deltas: np.ndarray, least: float = 0.0) -> float:
+    """The smallest mu with ``D(mu, .)`` above points of a curve that exceed a delta.
+
+    Rounded up; inf if there is none.
+    """
+    if deltas[0] <= least:
+        return 0.0
+    if deltas[-1] > least:
+        return math.inf
+    used = slice(int(np.argmax(deltas <= least)) + 1)
+    g, d = np.exp(epsilons[used]), deltas[used]
+    corners = lower_hull(g, d)
+    g, d = g[corners], d[corners]
+    alpha = -np.diff(d) / np.diff(g)
+    if alpha[-1] < _LEAST_NORMAL:  # underflow
+        return math.inf
+    found = steepness = 0.0
+    if least > 0:
+        end = math.log(g[-2] + (d[-2] - least) / alpha[-1]) + _ROUNDING
+        found = _largest_mu(end, math.log(least)) * (1 + 2 * _OF_PRICES)
+        # If D(found, .) is steeper at the end than a chord, it is steeper before the
+        # end as well. As D is above the last chord there, it is above all these chords,
+        # so their dual, which extends them beyond the end, need not be checked.
+        steepness = 0.5 * math.erfc((end / found + found / 2) / math.sqrt(2))
+    # f is symmetric about alpha = f(alpha), which is a kink as well.
+    middle = float(np.max((1 - d) / (1 + g))) - _ROUNDING
+    kink = (alpha < middle) & (alpha >= steepness * (1 - 1e-6))
+    # 1 - f as a sum without cancellation: f itself may round to 1.
+    caught = (d[:-1] + g[:-1] * alpha)[kink] * (1 + _ROUNDING)
+    alpha, missed = np.append(alpha[kink], middle), np.append(1 - caught, middle)
+    missed = np.where(missed < 0.5, missed - _ROUNDING, missed)
+    caught = np.append(caught, 1 - middle)
+    if np.any(missed <= 0) or np.any(alpha < _LEAST_NORMAL):
+        return math.inf
+    quantile = NormalDist().inv_cdf  # relative error below 1e-15
+    for a, f, c in zip(alpha.tolist(), missed.tolist(), caught.tolist(), strict=True):
+        found = max(found, (quantile(c) if f > 0.5 else -quantile(f)) - quantile(a))
+    return found * (1 + _OF_PRICES)
+
+
+def _largest_mu(epsilon: float, log_delta: float) -> float:
+    """The largest mu with ``D(mu, epsilon)`` at most delta, rounded down; or inf."""
+
+    def excess(mu: np.ndarray, _: np.ndarray) -> np.ndarray:
+        return float64_boundary(log_gaussian_profile)(mu, epsilon) - log_delta
+
+    ends, most = (1e-30, _MOST_MU), np.array([_MOST_MU])
+    (found,) = largest_within(excess, most, ends, slope=1.0, tolerance=_OF_PRICES)
+    return math.inf if found == _MOST_MU else float(found)
 
 
 # --- A budget for runs that are designed one after another: mu-GDP with floors ---
@@ -508,7 +448,7 @@ class GdpBudget:
     def mu(self) -> float:
         """The largest total mu of all runs, rounded down."""
         target = math.log((self.delta - self.floors) / (1 - self.floors))
-        found = _largest_mu(self.epsilon, target - _OF_PRICES, _TOLERANCE)
+        found = _largest_mu(self.epsilon, target - _OF_PRICES)
         if math.isinf(found):
             raise ValueError(
                 f"epsilon={self.epsilon:g} at delta={self.delta:g} permits mu > "
@@ -549,7 +489,6 @@ def gdp_price(
 ) -> GdpPrice:
     """Returns the price of a run with this floor, to be fixed before the run begins."""
     lost = _validation.one("floor", floor, _checked_floor)
-    check_method(method)
     if isinstance(step, AdaptiveRun):
         step.one_setting("price")
         if num_steps is not None:
@@ -561,18 +500,19 @@ def gdp_price(
 
             def mu_of_path(problem: Problem) -> float:
                 profiles = profiles_above(problem, lost)
-                every = [_mu_of(lost, *one) for one in profiles or ()]
+                every = [_mu_above(lost, *one) for one in profiles or ()]
                 return max(every, default=math.inf)
 
             # Certified for every strategy.
             return GdpPrice(float(least_of_theorems(part_of(step), mu_of_path)), lost)
         step = same
-    runs, shape = checked_runs(step, num_steps)
-    if shape:
-        raise ValueError(f"a price needs one setting, got settings of shape {shape}")
-    known = min(float(mu_of_gaussians(run)) for run in runs)
+    known = _gaussian_mu(step, num_steps, method)
+    if known.shape:
+        raise ValueError(
+            f"a price needs one setting, got settings of shape {known.shape}"
+        )
     if math.isfinite(known):
-        return GdpPrice(known, 0.0)
+        return GdpPrice(float(known), 0.0)
     epsilons, deltas, _ = upper_curve(step, num_steps, method, lost)
     return price_of_curve(epsilons[:, 0], deltas[:, 0], floor=lost)
 
@@ -586,21 +526,15 @@ def price_of_curve(epsilons: np.ndarray, deltas: np.ndarray, *, floor: Any) -> G
             "epsilons must start at 0 and not decrease, and deltas must lie in [0, 1] "
             "and not increase"
         )
-    return GdpPrice(_mu_of(lost, epsilons, deltas), lost)
+    return GdpPrice(_mu_above(lost, epsilons, deltas), lost)
 
 
-def _mu_of(floor: float, epsilons: np.ndarray, deltas: np.ndarray) -> float:
-    """The mu for points of a privacy profile; inf if there is none."""
+def _mu_above(floor: float, epsilons: np.ndarray, deltas: np.ndarray) -> float:
+    """The mu of a price with this floor."""
     # Slightly less than the floor, to cover rounding.
     given = floor * (1 - _OF_PRICES)
     above = np.maximum(deltas - given, 0.0) / (1 - given) * (1 + _OF_PRICES)
-    if above[0] == 0:
-        return 0.0
-    if above[-1] > 0:
-        return math.inf
-    used = slice(int(np.argmax(above == 0)) + 1)
-    g, d = lower_hull(np.exp(epsilons[used]), np.minimum(above[used], 1.0))
-    return mu_of_chords(g, d) * (1 + _OF_PRICES)
+    return _mu_of(epsilons, np.minimum(above, 1.0))
 
 
 def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:

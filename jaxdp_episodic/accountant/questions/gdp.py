@@ -15,7 +15,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.describe.step import AnyStep
-from jaxdp_episodic.accountant.losses.allocated_moments import lower_hull
+from jaxdp_episodic.accountant.losses.allocated import lower_hull
 from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.accountant.methods.adaptive.method import profiles_above
 from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
@@ -489,6 +489,7 @@ def gdp_price(
 ) -> GdpPrice:
     """Returns the price of a run with this floor, to be fixed before the run begins."""
     lost = _validation.one("floor", floor, _checked_floor)
+    check_method(method)
     if isinstance(step, AdaptiveRun):
         step.one_setting("price")
         if num_steps is not None:

@@ -32,8 +32,8 @@ _MOST_CELLS = 2**21
 # Cells around the loss 0 within which every point of a fine lattice is used. Beyond,
 # bins grow with the loss up to the cells of the coarser lattice.
 _DENSE = 512
-# Rounding of a sum of probabilities, some of them multiplied by an exponential.
-_SUM_ERROR = 4e-15
+# Relative rounding of the probabilities of a kernel, and of their total.
+_SUM_ERROR = 1e-14
 # Rounding of an exponential, for each unit of 1 plus its exponent.
 _ROUNDING = 2.3e-16
 # Rounding of products of probabilities and of sums of a few of them.
@@ -65,27 +65,6 @@ class Kernel(NamedTuple):
     first: int  # lattice number of the first probability
     masses: np.ndarray  # (m,) P-probabilities of finite losses
     infinite: float  # P-probability of an infinite loss
-    p_error: float  # how much P's total may exceed 1 (from above) or lack (from below)
-    q_error: float  # how much Q's total may lack (from above) or exceed 1 (from below)
-    kept: float  # the smaller of P's and Q's totals of finite losses
-    q_infinite: float = 0.0  # from below, Q-probability where P has none
-
-    @classmethod
-    def of(
-        cls,
-        first: int,
-        masses: np.ndarray,
-        infinite: float,
-        spacing: Spacing,
-        q_infinite: float = 0.0,
-    ) -> Kernel:
-        """Computes the errors of P's and Q's totals."""
-        losses = spacing.step * (first + np.arange(len(masses)))
-        sign = 1 if spacing.up else -1
-        p, q = float(masses.sum()), float((masses * np.exp(-losses)).sum())
-        more, less = p + infinite - 1, 1 - q - q_infinite
-        error, q_error = (max(sign * e, 0.0) + _SUM_ERROR for e in (more, less))
-        return cls(first, masses, infinite, error, q_error, min(p, q), q_infinite)
 
     @property
     def index(self) -> np.ndarray:
@@ -98,19 +77,16 @@ def kernel_of(option: Option, spacing: Spacing) -> Kernel:
     losses, counts = option.losses, option.counts
     number = sum(counts)
     if number == 0:
-        whole = Kernel.of(0, np.ones(1), 0.0, spacing)
+        whole = Kernel(0, np.ones(1), 0.0)
     elif number == 1:
         whole = _of_one(losses[0], spacing)
     else:
         whole = _of_several(losses, counts, spacing)
-    if option.log_kept == 0:
-        return whole
-    sure = 1 + _FEW if spacing.up else 1 - _FEW
-    kept = math.exp(option.log_kept) * sure
-    infinite = min(-math.expm1(option.log_kept) * sure + kept * whole.infinite, 1.0)
-    # From below, such an option has infinite losses of both signs, equally likely.
-    lost = infinite if option.fails_alike and not spacing.up else 0.0
-    return Kernel.of(whole.first, kept * whole.masses, infinite, spacing, lost)
+    outward = 1 if spacing.up else -1
+    sure = math.exp(option.log_kept) * (1 + outward * _SUM_ERROR)
+    lost = -math.expm1(option.log_kept) * (1 + outward * _FEW)
+    infinite = min(lost + sure * whole.infinite, 1.0)
+    return Kernel(whole.first, sure * whole.masses, infinite)
 
 
 def _of_several(
@@ -154,7 +130,7 @@ def _of_several(
     else:
         at_once = -math.expm1(sum(n * math.log1p(-one.infinite) for one, n in pairs))
     at_once = min(at_once * (1 + _FEW) + lost, 1.0) if up else at_once * (1 - _FEW)
-    whole = Kernel.of(first, masses, at_once, fine)
+    whole = Kernel(first, masses, at_once)
     return whole if parts == 1 else _coarser(whole, spacing, parts)
 
 
@@ -199,7 +175,7 @@ def _of_one(loss: Profile, spacing: Spacing) -> Kernel:
         found = lattice.lower_masses(points, bins)
     masses = np.zeros(int(index[-1] - index[0]) + 1)
     masses[index - index[0]] = found
-    return Kernel.of(int(index[0]), masses, infinite, spacing)
+    return Kernel(int(index[0]), masses, infinite)
 
 
 def _points_to(end: int, spacing: Spacing) -> np.ndarray:
@@ -251,4 +227,4 @@ def _coarser(fine: Kernel, spacing: Spacing, parts: int) -> Kernel:
         infinite += above
     else:
         masses = lattice.lower_masses(points, bins)
-    return Kernel.of(first, masses, infinite, spacing)
+    return Kernel(first, masses, infinite)

@@ -330,7 +330,7 @@ class Solver:
 
             def read(state: int, row: Row, window: Window = window) -> None:
                 place = states.get(state)
-                if place is not None and row.values.any():
+                if place is not None and row.values[-window.first :].any():
                     end = self.upper_end(Curve.of(row, window, up=True))
                     found[place] = max(found[place], end)
 
@@ -464,15 +464,11 @@ def _seen(
     if largest > 0:
         step = largest / math.ceil(largest / step)
     window = view._replace(right=right, at=largest).window(step)
-    x = window.points
-    below = np.where(x < 0, np.exp(np.minimum(x, 0.0)), 0.0)
 
     def payoff(state: int) -> np.ndarray:
-        """Of stopping in a state: ``(1 - e^(x - gap))_+ - (1 - e^x)_+``."""
+        """Of stopping in a state, ``(1 - e^(x - gap))_+``."""
         gap = largest - epsilons[spent[state]]
-        inside = (x >= 0) & (x < gap)
-        above = np.where(inside, -np.expm1(np.where(inside, x - gap, -1.0)), 0.0)
-        return above - below * math.expm1(-gap)
+        return -np.expm1(np.minimum(window.points - gap, 0.0))
 
     how = {"payoff": payoff, "offset": largest}
     # Rounding is larger where a margin is read, further out.

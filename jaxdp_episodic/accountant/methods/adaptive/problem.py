@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import FiniteValues, Profile
 from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.rdp import epsilon_at, log_delta_at, rdp_curve
@@ -103,7 +102,6 @@ class Option(NamedTuple):
     counts: tuple[float, ...]  # number of each of these steps
     log_kept: float  # logarithm of the probability of a finite loss
     displaced: float  # bound of the error of its losses, nats
-    fails_alike: bool  # whether all is revealed as often under Q as under P
 
     @classmethod
     def of(cls, run: Run, *, up: bool) -> Option:
@@ -138,9 +136,7 @@ class Option(NamedTuple):
             profile = cast(Profile, loss)
             displaced += n * (lattice.displacement(profile) + rounding)
         losses, counts = zip(*taken, strict=True) if taken else ((), ())
-        fails = [loss for loss in bounding.losses if np.any(loss.log_kept())]
-        claims = all(isinstance(x, FiniteLoss) and np.all(x.failure > 0) for x in fails)
-        return cls(losses, counts, log_kept, displaced, run.is_symmetric or claims)
+        return cls(losses, counts, log_kept, displaced)
 
 
 class Problem(NamedTuple):

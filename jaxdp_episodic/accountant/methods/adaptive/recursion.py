@@ -110,7 +110,6 @@ class Curve(NamedTuple):
 _LEAST_NORM = 1e-140
 # Odd factors of the length of a transform.
 _LENGTHS = (1, 3, 5, 9, 15, 25)
-_SUM_ROUNDING = 4.5e-16  # rounding of a running sum, for each term
 
 
 class Window(NamedTuple):
@@ -145,40 +144,9 @@ class Pass(NamedTuple):
 
     kernels: Sequence[Kernel]  # of the options, all from above or all from below
     window: Window
-    up: bool  # beyond the window values are as at its ends if up, else 0
-    beyond: Callable[[np.ndarray], np.ndarray]  # upper bounds of v right of the window
-    payoff: Callable[[int], np.ndarray] | None = None  # of stopping, minus (1 - g)_+
-
-
-def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
-    """Returns (size,) ``E (1 - g e^-L)_+ - (1 - g)_+`` for an option's losses."""
-    h, last = window.step, kernel.first + len(kernel.masses) - 1
-    low, high = min(kernel.first, 0), max(last, 0)
-    p = np.zeros(high - low + 1)
-    p[kernel.first - low : last - low + 1] = kernel.masses
-    x = h * np.arange(low, high + 1)
-    lost = -math.expm1(-h)
-    # For losses above j: h_j = sum over i > j of (1 - e^-h) G_i, where G_i is the sum
-    # of p e^-(l - x_i) over losses l >= x_i. Below 0 with P and Q exchanged.
-    above = np.exp(x) * np.cumsum((p * np.exp(-x))[::-1])[::-1]
-    above = lost * np.append(np.cumsum(above[::-1])[::-1][1:], 0.0)
-    below = np.exp(-x) * np.cumsum(p)
-    below = lost * np.append(0.0, np.cumsum(below)[:-1])
-    slack = _SUM_ROUNDING * 2 * (len(p) + 8)
-    sign = 1.0 if up else -1.0
-    above, below = above * (1 + sign * slack), below * (1 + sign * slack)
-    place = window.first + np.arange(window.size)
-    points = window.points
-    inside = np.clip(place - low, 0, len(p) - 1)
-    right = np.where(place >= high, 0.0, above[inside]) + kernel.infinite
-    g = np.exp(np.minimum(points, 0.0))
-    left = np.where(place <= low, 0.0, below[inside])
-    left = g * left + sign * (kernel.p_error + g * kernel.q_error)
-    left += g * kernel.q_infinite
-    own = np.where(place >= 0, right, left)
-    # From below it may be negative: unlike w, v does not increase with the losses, so
-    # it is a bound only together with its mean over the same probabilities.
-    return np.maximum(own, 0.0) if up else own
+    up: bool  # beyond the window w is as at its ends if up, else little
+    beyond: Callable[[np.ndarray], np.ndarray]  # upper bounds of w right of the window
+    payoff: Callable[[int], np.ndarray] | None = None  # of stopping, if not (1 - g)_+
 
 
 def solve(
@@ -209,18 +177,17 @@ class _Spectrum(NamedTuple):
     transform: np.ndarray  # (length / 2 + 1,)
     norm: float  # of the values
     error: float
-    sure: np.ndarray  # P- and Q-probability of an infinite loss, some strategy
+    sure: float  # probability of an infinite loss, some strategy
 
 
 class _Move(NamedTuple):
     """An option on the window of a pass."""
 
-    own: np.ndarray  # (size,) weighted `own_profile`
     transform: np.ndarray  # of its tilted losses
     total: float  # their probability: the growth of errors
     rounding: float  # error of a mean, for each unit of a row's norm
-    lost: np.ndarray  # P- and Q-probability of an infinite loss
-    kept: float  # of P and Q, the smaller probability of a finite loss
+    infinite: float  # probability of an infinite loss
+    finite: float  # probability of all others
 
 
 class _Plan:
@@ -250,7 +217,10 @@ class _Plan:
         limit = np.maximum(one.beyond(x), 1e-300)
         self.limit = limit * np.exp(window.tilt * (x - window.center))
         self.decay = np.exp(-exponent * before)
-        self.g = np.exp(window.points[0] - window.step * before)
+        # (1 - g)_+ within the window, and left of it.
+        self.stop = _guessed(window.points) * self.weights
+        x = window.points[0] - window.step * before
+        self.before = _guessed(x) * self.weights[0] * self.decay
 
     def _move(self, kernel: Kernel, first: int, masses: np.ndarray) -> _Move:
         """The option with this kernel, whose losses have been folded."""
@@ -262,47 +232,51 @@ class _Plan:
         # Errors of both transforms, and of the inverse of their product.
         rounding = 2 * float(np.linalg.norm(tilted)) + total
         rounding *= transform_error(self.length)
-        # Infinite losses are left out in a tilted window.
-        lost = np.array([kernel.infinite, kernel.q_infinite]) * (window.tilt == 0)
-        own = own_profile(kernel, window, up=self.one.up) * self.weights
-        spectrum = np.fft.rfft(circle)
-        return _Move(own, spectrum, total, rounding, lost, kernel.kept)
+        infinite, finite = kernel.infinite, float(masses.sum())
+        if self.one.up:  # further losses would lead further left, where w is at most 1
+            infinite += float(kernel.masses[kernel.index > window.size].sum())
+        return _Move(np.fft.rfft(circle), total, rounding, infinite, finite)
 
     def best(
         self, state: int, ways: Sequence[tuple[int, _Spectrum]]
-    ) -> tuple[Row, np.ndarray]:
+    ) -> tuple[Row, float]:
         """The maximum of stopping and of every option followed by its row."""
-        values, error, sure = np.zeros(len(self.weights)), 0.0, np.zeros(2)
+        values, error, sure = self.stop.copy(), 0.0, 0.0
         if self.one.payoff is not None:
-            values += self.one.payoff(state) * self.weights
+            values = self.one.payoff(state) * self.weights
         for option, after in ways:
             move = self.moves[option]
             mean = np.fft.irfft(after.transform * move.transform, self.length)
-            np.maximum(values, mean[: len(values)] + move.own, out=values)
+            mean = mean[: len(values)] + move.infinite * self.weights
+            np.maximum(values, mean, out=values)
             # One error for each state: it may grow with the steps, not with the states.
             error = max(error, move.total * after.error + move.rounding * after.norm)
-            sure = np.maximum(sure, (move.lost + move.kept * after.sure) * (1 - 1e-13))
+            sure = max(sure, (move.infinite + move.finite * after.sure) * (1 - 1e-13))
         return Row(values, error), sure
 
-    def spectrum(self, row: Row, sure: np.ndarray) -> _Spectrum:
+    def spectrum(self, row: Row, sure: float) -> _Spectrum:
         """The spectrum of a row; ``sure``: see `_Spectrum`."""
         padded, (values, error) = self.padded, row
         padded[: len(values)] = values
+        padded[self.left] = self.before
         if self.one.up:
-            # v decreases away from g = 1 on both sides, so beyond the ends it is at
-            # most these values and their error.
+            # w decreases with g, and w - (1 - g)_+ away from g = 1 on both sides.
             last = max(values[-1] + error, 1e-300)
             padded[self.right] = np.minimum(last * self.growth, self.limit)
-            padded[self.left] = (values[0] + error) * self.decay
-        else:
-            # An infinite loss counts at every g; on the left g times Q's probability.
-            padded[self.right] = sure[0]
-            padded[self.left] = sure[1] * self.g
+            more = max(values[0] - self.stop[0], 0.0) + error
+            padded[self.left] += more * self.decay
+        elif not self.one.window.tilt:
+            padded[self.right] = sure  # an infinite loss counts at every g
         # No BLAS product, which would wake its threads: 40 times slower on busy cores.
         norm = math.sqrt(np.einsum("i,i", padded, padded))
         if norm < _LEAST_NORM:
             norm = math.sqrt(self.length) * float(np.abs(padded).max())
         return _Spectrum(np.fft.rfft(padded), norm, error, sure)
+
+
+def _guessed(x: np.ndarray) -> np.ndarray:
+    """Returns ``(1 - g)_+``."""
+    return -np.expm1(np.minimum(x, 0.0))
 
 
 def _folded(kernel: Kernel, size: int) -> tuple[int, np.ndarray]:

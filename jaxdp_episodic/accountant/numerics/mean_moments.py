@@ -110,7 +110,9 @@ class Tilted:
             own = scale
             scale = np.logaddexp(own, math.log(idle / slots))
             part = np.exp(own - scale)
-            excess = np.einsum("kip,ip->kp", _shares(most, part), excess)
+            # Of each order those up to it: higher ones may be infinite.
+            shares = enumerate(_shares(most, part), 1)
+            excess = np.stack([(row[:k] * excess[:k]).sum(axis=0) for k, row in shares])
         n = np.arange(most + 1.0)[:, None]
         rest = count * mass - np.exp(self.log_p) * (idle / slots) + log_weight
         self.log_moments = np.log1p(excess) + n * scale + rest

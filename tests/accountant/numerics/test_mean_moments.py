@@ -7,6 +7,7 @@ from mpmath import exp, log, mp, mpf
 from jaxdp_episodic.accountant.numerics.mean_moments import (
     FAR,
     Laplace,
+    Tilted,
     log_distance,
     log_excess_transform,
     most_orders,
@@ -36,6 +37,10 @@ def test_overflowing_moments_are_infinite():
         with np.errstate(over="ignore"):
             found = whole_orders(count, count, 8.0, 8)
         assert found[-1] == np.inf and np.all(found[2:] > 0)
+    # Of an incomplete epoch they made those of all lower orders NaN.
+    with np.errstate(all="ignore"):
+        found = Tilted(4.0, 2.0, 7.9, 3, of_other=True).log_moments
+    assert np.all(np.isfinite(found[:3])) and np.all(found[3] == np.inf)
 
 
 @pytest.mark.parametrize("shift", [1e-3, 0.1, 2.0])

@@ -28,9 +28,10 @@ from jaxdp_episodic.accountant.numerics.special import log_expm1
 _MOST = 128  # largest whole order whose moments are summed: of W;
 _MOST_TILTED = 64  # of the ratio W / W';
 _MOST_BETWEEN = 32  # and of W next to a fractional power
-# Numbers of moments of a ratio that are computed at once; the last one is the highest
-# order with a bound.
-_SIZES = (64, 256, 1024, 4096)
+# Whole orders of the ratio with a bound: all up to 64, then 18 in each octave.
+_MOST_OF_RATIO = 4096
+_FAR_ORDERS = np.geomspace(_MOST_TILTED, _MOST_OF_RATIO, 109)
+_ORDERS = np.unique(np.append(np.arange(2, _MOST_TILTED), np.rint(_FAR_ORDERS)))
 # Relative error charged for an integrated moment: a hundred times the measured one.
 _ERROR = 1e-12
 # Added to each log-excess. Of one step, which has a closed form, it was up to 4e-12 too
@@ -76,13 +77,8 @@ def antipodal_excess(
 
     def excess(z: np.ndarray) -> np.ndarray:
         """Interpolates bounds at whole orders; at most ``r (M - 1)``, M of 2s."""
-        found = np.full(z.shape, np.inf)
-        known = z <= _SIZES[-1] - 1
-        if np.any(known):
-            # As many moments as needed, rounded up to a few sizes.
-            size = next(k for k in _SIZES if k > z[known].max())
-            bounds = _drawn_moments(r, s, t, j, size)
-            found[known] = log_expm1(np.interp(z[known], *bounds))
+        bounds = log_expm1(np.interp(z, *_drawn_moments(r, s, t, j)))
+        found = np.where(z <= _MOST_OF_RATIO - 1, bounds, np.inf)
         most = math.log(r) + log_expm1(2 * s * s * z * (1 + z))
         return np.minimum(found, most) + _ROUNDING
 
@@ -117,46 +113,27 @@ def _excess_below(
 
 def _excess_above(z: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
     """Returns ``log(E W^{1+z} - 1)``; at most the value without allocation (Jensen)."""
-
-    def whole(n: np.ndarray) -> np.ndarray:
-        return np.log1p(_whole_excess(n, s, t, j))
-
-    result = np.empty(z.shape)
-    below = z <= 1 - _NEAREST
+    result, alpha, near = np.empty(z.shape), 1 + z, np.array([2 - _NEAREST])
+    below = alpha <= near
     least = _laplace(t, j, s, 8.0, _NEAREST)
-    result[below] = least.log_excess_between(1 + z[below])
-    # Just below order 2, the chord to 2.
-    near = (z > 1 - _NEAREST) & (z < 1)
-    left = math.log1p(math.exp(least.log_excess_between(np.array([2 - _NEAREST]))[0]))
-    share = (1 - z[near]) / _NEAREST
-    result[near] = log_expm1(share * left + (1 - share) * whole(np.array([2.0])))
-    above = z >= 1
-    result[above] = log_expm1(_chord(1 + z[above], whole))
-    between = above & (z < _MOST_BETWEEN - 1) & (z != np.floor(z))
+    result[below] = least.log_excess_between(alpha[below])
+    # Log-moments are convex in the order: chords from just below 2, and of whole ones.
+    floors = np.maximum(np.floor(alpha[~below]), 2.0)
+    whole = np.unique(np.concatenate([floors, floors + 1]))
+    logs = np.log1p(_whole_excess(whole, s, t, j))
+    first = np.log1p(np.exp(least.log_excess_between(near)))
+    known = np.append(near, whole), np.append(first, logs)
+    result[~below] = log_expm1(np.interp(alpha[~below], *known))
+    between = (alpha >= 2) & (alpha < _MOST_BETWEEN) & (alpha != np.floor(alpha))
     most = most_orders(s, _MOST_BETWEEN + 1, tilted=True)
     for i in np.flatnonzero(between).tolist():
         # E W^alpha as an integral of E W^n e^{-pW}.
-        n = math.ceil(1 + z[i]) + 1
+        n = math.ceil(alpha[i]) + 1
         if n <= most:
             tilted = _tilted(t, j, s, most, of_other=False)
-            value = tilted.log_moments_of([n], [n - (1 + z[i])]) + _ERROR
+            value = tilted.log_moments_of([n], [n - alpha[i]]) + _ERROR
             result[i] = min(result[i], float(log_expm1(value)[0]))
     return np.minimum(result, log_expm1(0.5 * s * s * z * (1 + z)))
-
-
-def _chord(
-    alpha: np.ndarray, log_moment: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """Interpolates log-moments between the whole orders; that of order 1 is 0."""
-    left = np.floor(alpha)
-    n, inverse = np.unique(np.concatenate([left, left + 1]), return_inverse=True)
-    values = np.zeros(n.shape)
-    values[n > 1] = log_moment(n[n > 1])
-    low, high = values[inverse].reshape(2, -1)
-    share = alpha - left
-    with np.errstate(invalid="ignore"):
-        between = np.where(share > 0, low + share * (high - low), low)
-    return np.where(np.isnan(between), np.inf, between)
 
 
 def _whole_excess(n: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
@@ -179,17 +156,17 @@ def _whole_excess(n: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
 
 @functools.lru_cache(_CACHED)
 def _drawn_moments(
-    r: float, s: float, t: float, j: float, size: int
+    r: float, s: float, t: float, j: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns orders minus 1, from 0, and convex bounds of the log-moments."""
-    logs, orders = _antipodal_moments(s, t, j, size), _orders(size)
-    bounds = logs[orders]
+    logs, orders = _antipodal_moments(s, t, j), _ORDERS
+    bounds = logs[orders.astype(int)]
     if r < 1:
         distance = log_distance(t, j, s) + _ERROR
         q = _QUARTER_POWERS
         # R of `_drawn`.
         peak = math.sqrt(2) * np.max((q + 1 / q) / (1 + r * (q**4 - 1))) * (1 + 1e-3)
-        drawn = [_drawn(n, r, logs, distance, peak) for n in orders.tolist()]
+        drawn = [_drawn(n, r, logs, distance, peak) for n in orders.astype(int)]
         cap = math.log(r) + log_expm1(2 * s * s * orders * (orders - 1.0))
         bounds = np.minimum(drawn, np.logaddexp(0.0, cap))
     # Log-moments are convex in the order, so chords between bounds are bounds.
@@ -211,13 +188,6 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if not corners or x[i] > x[corners[-1]]:
             corners.append(i)
     return np.array(corners)
-
-
-def _orders(size: int) -> np.ndarray:
-    """Returns the whole orders with a bound: all up to 64, then 12 in each octave."""
-    beyond = np.geomspace(_MOST_TILTED, size, 1 + math.ceil(12 * math.log2(size / 32)))
-    every = np.concatenate([np.arange(2.0, _MOST_TILTED), np.rint(beyond)])
-    return np.unique(np.minimum(every, size)).astype(int)
 
 
 def _drawn(n: int, r: float, logs: np.ndarray, distance: float, peak: float) -> float:
@@ -248,21 +218,16 @@ def _drawn(n: int, r: float, logs: np.ndarray, distance: float, peak: float) -> 
 
 
 @functools.lru_cache(_CACHED)
-def _antipodal_moments(s: float, t: float, j: float, size: int) -> np.ndarray:
-    """Returns upper bounds of ``log E w^n``, w = P_s / P_-s, at n = 0 .. size."""
+def _antipodal_moments(s: float, t: float, j: float) -> np.ndarray:
+    """Returns upper bounds of ``log E w^n``, w = P_s / P_-s, at n = 0 .. 4096."""
     # Beyond the range of the integrals by Hölder's inequality with w = W / W': E[W^n
     # W'^{1-n}] <= (E W^a)^{n/a} (E W^{-(n-1) a/(a-n)})^{(a-n)/a}, a > n.
-    n = _orders(size).astype(float)
+    n = _ORDERS
     logs = 2 * s * s * n * (n - 1)
-    if size > _SIZES[0]:
-        known = _SIZES[0]
-        logs[: known - 1] = _antipodal_moments(s, t, j, known)[2:]
-    else:
-        known = min(most_orders(s, _MOST_TILTED, tilted=True), size)
-        k = np.arange(2, known + 1)
-        tilted = _tilted(t, j, s, known, of_other=True)
-        summed = tilted.log_moments_of(k, k - 1.0)
-        logs[k - 2] = np.minimum(logs[k - 2], summed + _ERROR)
+    known = most_orders(s, _MOST_TILTED, tilted=True)
+    k = np.arange(2, known + 1)
+    summed = _tilted(t, j, s, known, of_other=True).log_moments_of(k, k - 1.0)
+    logs[k - 2] = np.minimum(logs[k - 2], summed + _ERROR)
     # A single term gives a lower bound of log E w^n.
     least = 0.5 * s * s * n * (n - 1) - (n - 1) * math.log(t)
     chosen = np.flatnonzero((n > known) & (least < _USELESS))
@@ -274,4 +239,4 @@ def _antipodal_moments(s: float, t: float, j: float, size: int) -> np.ndarray:
         below = np.logaddexp(0.0, _excess_below(z, s, t, j, _LARGEST_OF_MANY))
         bound = (asked * above + (a - asked) * below) / a
         logs[chosen] = np.minimum(logs[chosen], bound * (1 + 1e-13))
-    return np.interp(np.arange(size + 1.0), [1.0, *n], [0.0, *logs])
+    return np.interp(np.arange(_MOST_OF_RATIO + 1.0), [1.0, *n], [0.0, *logs])

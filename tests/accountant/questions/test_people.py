@@ -266,6 +266,16 @@ def test_users_with_thousands_of_examples(relation: str) -> None:
     assert mean <= found <= 1.01 * mean
 
 
+def test_a_sample_of_fixed_size_without_many_examples_of_a_person() -> None:
+    """The mixture of 2j clip norms, however many numbers there are."""
+    sampling, bounds = W("example", size=500, population=2_000), Bounds(examples=150)
+    step = person({"sampling": sampling, "people": bounds}, "add_remove", 100.0)
+    shares = stats.hypergeom.pmf(np.arange(151), 2_000, 150, 500)
+    with_person = {2 * j: share for j, share in enumerate(shares)}
+    (expected,) = hockey_stick(with_person, {0: 1.0}, 0.01, [math.e])
+    assert jde.privacy_profile(step, 1.0) == pytest.approx(expected, rel=1e-8)
+
+
 def test_ends_of_users_whose_examples_are_clipped() -> None:
     """No noise, infinite noise; rates 0 and 1, above and below."""
     rates, run = [[0.0], [0.05], [1.0]], {"num_steps": 3, "delta": 1e-5}

@@ -148,28 +148,24 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
     bounds = "one" if makes_one(people) else f"this: {bounds_in_words(people)}"
     rows = (
         (
-            kinds,
+            True,
             f"Locality: the clipped contribution of each {clipped} depends only on "
             "its own sampled content, the current model, public data and fresh "
             "randomness. If examples interact (support and query, a softmax over "
-            "classes, batch statistics), they are in one clip unit.",
+            "classes, batch statistics), they are in one clip unit."
+            if kinds
+            else f"Locality: the contribution of each {clipped} depends only on its "
+            "own data, earlier releases, public data and fresh randomness.",
         ),
         (
-            not kinds,
-            f"Locality: the contribution of each {clipped} depends only on its own "
-            "data, earlier releases, public data and fresh randomness.",
-        ),
-        (
-            in_blocks,
+            True,
             "Blocks: the partition of people into blocks does not depend on anybody's "
             "data, and if a person leaves, nobody moves to another block. The data and "
-            "all choices of an episode come from its own block and public facts.",
-        ),
-        (
-            not in_blocks,
-            f"Public lists: the units above the level {above!r} are on a public list. "
-            f"An emptied one stays on it{', sampled at the same rate' if kinds else ''}"
-            ", and contributes zero.",
+            "all choices of an episode come from its own block and public facts."
+            if in_blocks
+            else f"Public lists: the units above the level {above!r} are on a public "
+            "list. An emptied one stays on it"
+            f"{', sampled at the same rate' if kinds else ''}, and contributes zero.",
         ),
         (
             not in_blocks and not is_person,
@@ -196,27 +192,23 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
             "among public slots, filled or not, without looking at their content.",
         ),
         (
-            chooses,
+            True,
             "Choices: the steps were chosen by releases and public facts only; the "
             "options, their noise, rates and budget were fixed before the first "
-            "release.",
+            "release."
+            if chooses
+            else f"Fixed in advance: {'rates, ' if kinds else ''}noise and the number "
+            "of steps do not depend on releases.",
         ),
         (
-            not chooses,
-            f"Fixed in advance: {'rates, ' if kinds else ''}noise and the number of "
-            "steps do not depend on releases.",
-        ),
-        (
-            kinds and not in_epochs,
-            "Fresh samples: every step samples again, and in secret. Samples "
-            "that are kept for an epoch need another accounting.",
-        ),
-        (
-            kinds and in_epochs,
+            kinds,
             "Fresh epochs: every epoch assigns units to steps again and in secret, and "
             "every step samples again below that level. The number of steps is fixed "
             "in advance; a run that stops within an epoch because of its releases is "
-            "charged the whole epoch.",
+            "charged the whole epoch."
+            if in_epochs
+            else "Fresh samples: every step samples again, and in secret. Samples "
+            "that are kept for an epoch need another accounting.",
         ),
         (
             Poisson in kinds,

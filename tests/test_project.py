@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 58_538,
+    "jaxdp_episodic": 58_530,
     "jaxdp_episodic/accountant/describe": 3_545,
     "jaxdp_episodic/accountant/losses": 4_532,
     "jaxdp_episodic/accountant/methods": 5_347,
@@ -326,7 +326,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/questions": 5_428,
     "jaxdp_episodic/accountant/bounds": 1_669,
     "jaxdp_episodic/accountant/interop": 1_534,
-    "jaxdp_episodic/accountant/report": 1_138,
+    "jaxdp_episodic/accountant/report": 1_130,
     "jaxdp_episodic/trainer/data": 3_383,
     "jaxdp_episodic/trainer/draw": 1_409,
     "jaxdp_episodic/trainer/config": 1_315,

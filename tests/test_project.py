@@ -318,7 +318,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 58_530,
+    "jaxdp_episodic": 58_481,
     "jaxdp_episodic/accountant/describe": 3_545,
     "jaxdp_episodic/accountant/losses": 4_532,
     "jaxdp_episodic/accountant/methods": 5_347,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_202,
     "jaxdp_episodic/files": 1_361,
     "experiments": 7_098,
-    "tests": 48_243,
+    "tests": 48_226,
 }
 
 

@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant._kernel_cache import is_kept, note_kept
 from jaxdp_episodic.accountant.numerics.loops import field_names, map_arrays, taken
 from jaxdp_episodic.files.optional import require
 
@@ -130,7 +129,7 @@ class Kernel(NamedTuple):
     numpy_seconds: float  # per setting, on NumPy
     compile_seconds: float
     least: int = 1  # number of settings from which the compiled kernel is faster
-    what: tuple[Any, ...] = ()  # other keys of the compiled program; each has a repr
+    what: tuple[Any, ...] = ()  # other keys of the compiled program
 
 
 def choose_engine(settings: int, kernel: int | Kernel, losses: Any = ()) -> str:
@@ -139,8 +138,8 @@ def choose_engine(settings: int, kernel: int | Kernel, losses: Any = ()) -> str:
     A mechanism with ``compiles = False`` is always computed by NumPy. "auto" is NumPy
     if JAX is not installed, and in a process forked from one with JAX, which could wait
     for ever for JAX's threads. Otherwise it is JAX if NumPy would take a quarter of the
-    compile time or more, or if the kernel is compiled already, in this process or in
-    JAX's cache on disk. If ``kernel`` is a number, it is JAX from that many settings.
+    compile time or more, or if this process has compiled the kernel already. If
+    ``kernel`` is a number, it is JAX from that many settings.
     """
     name = engine_name()
     if name != "auto":
@@ -154,13 +153,10 @@ def choose_engine(settings: int, kernel: int | Kernel, losses: Any = ()) -> str:
         return "jax"
     key, together = (kernel.name, *kernel.what), _together.get()
     seconds = max(settings, together) * kernel.numpy_seconds
-    if seconds < _PAYS_FROM * kernel.compile_seconds and (
-        together or not (key in _compiled or is_kept(key))
-    ):
-        return "numpy"
-    if key not in _compiled:
-        _compiled.add(key)
-        note_kept(key)
+    if seconds < _PAYS_FROM * kernel.compile_seconds:
+        if together or key not in _compiled:
+            return "numpy"
+    _compiled.add(key)
     return "jax"
 
 

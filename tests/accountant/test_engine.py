@@ -119,8 +119,7 @@ def test_by_default_small_arguments_use_numpy(monkeypatch):
         assert spaces(call(10)) == [np] and choose_engine(5, 5) == "numpy"
 
 
-def test_compiled_kernels_are_used_at_once(monkeypatch, tmp_path):
-    """Compiled by this process, or by another one and cached on disk."""
+def test_compiled_kernels_are_used_at_once(monkeypatch):
     monkeypatch.delenv(_engine.VARIABLE, raising=False)
     # A quarter of the time to compile is that of 100 settings.
     some = _engine.Kernel("some", numpy_seconds=0.1, compile_seconds=40.0, least=10)
@@ -130,32 +129,16 @@ def test_compiled_kernels_are_used_at_once(monkeypatch, tmp_path):
         sizes = (9, 10, 99, 100)
         return next(n for n in sizes if choose_engine(n, kernel) == "jax")
 
-    before = jax.config.jax_compilation_cache_dir
-    try:
-        jax.config.update("jax_compilation_cache_dir", None)
-        monkeypatch.setattr(_engine, "_compiled", set())
-        assert (first_size(), first_size()) == (100, 10)
-        with _engine.asking_together(99):
-            assert first_size() == 100  # whatever is compiled
-        with _engine.asking_together(399, once=True):
-            assert first_size() == 100
-        with _engine.asking_together(400, once=True):
-            assert first_size() == 10
-        with _engine.asking_together(100):
-            assert first_size("other") == 10
-        monkeypatch.setattr(_engine, "_compiled", set())
+    monkeypatch.setattr(_engine, "_compiled", set())
+    assert (first_size(), first_size()) == (100, 10)
+    with _engine.asking_together(99):
+        assert first_size() == 100  # whatever is compiled
+    with _engine.asking_together(399, once=True):
         assert first_size() == 100
-        jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-        assert first_size() == 10 and first_size("other") == 100
-        for _ in range(2):
-            monkeypatch.setattr(_engine, "_compiled", set())
-            assert first_size("other") == 10
-        assert first_size() == 100  # compiled before the folder existed
-        jax.config.update("jax_compilation_cache_dir", str(tmp_path / "missing"))
-        monkeypatch.setattr(_engine, "_compiled", set())
-        assert first_size() == 100  # the folder is not writable
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+    with _engine.asking_together(400, once=True):
+        assert first_size() == 10
+    with _engine.asking_together(100):
+        assert first_size("other") == 10
 
 
 def test_unknown_engines_are_refused(monkeypatch):

@@ -44,6 +44,7 @@ _UNDERFLOW = -746.0
 _PROFILE_ERROR = 1e-13
 # Rounding error of losses, relative to 1 or their size.
 _ROUNDING = 4e-16
+_EPS = np.finfo(np.float64).eps
 
 
 def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answer:
@@ -203,19 +204,36 @@ def _of_both_directions(
     """
     value, error = forward
     least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
-    at = least if question.is_epsilon else question.target
-    may_be_larger &= at < run.facts.largest_losses[True]
+    epsilon, log_delta = question.target, least
+    if question.is_epsilon:
+        epsilon, log_delta = least, question.target
+    may_be_larger &= epsilon < run.facts.largest_losses[True]
     may_be_larger &= ~state.surely_less(may_be_larger, least)
-    if (left := np.flatnonzero(may_be_larger)).size:
-        part = question.at(question.target[left]), run.take(left)
-        with rdp.bounding_few(left.size):
-            if question.is_epsilon:
-                found = rdp.rdp_bound(*part, loose=True)
-                state.bound[left], state.order[left] = found
-            less = _bounded_below(*part, least[left], state.order[left])
-        may_be_larger[left] = ~less
+    left = np.flatnonzero(may_be_larger)
+    with np.errstate(all="ignore"), rdp.bounding_few(left.size):
+        # 1 + c is representable, and above 1.
+        c = 1 + np.maximum(ORDER_FACTORS * (state.order[left] - 1), _EPS) - 1
+        moment = c * rdp.rdp_curve(1 + c, run.take(left), "backward")
+        bounds = rdp.log_delta_at(np.maximum(epsilon[left], 0.0), c, moment)
+    may_be_larger[left] = ~np.any(bounds < log_delta[left], axis=0)
     other, other_error = state.solve(may_be_larger, backward=True, least=least)
     return _larger(value, error, other, other_error, may_be_larger)
+
+
+def _larger(
+    value: np.ndarray,
+    error: np.ndarray,
+    other: np.ndarray,
+    other_error: np.ndarray,
+    may_be_larger: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The larger answer of both directions, where the other may be; and its error."""
+    # An accurate larger value must not hide the error of the other one.
+    most = np.where(may_be_larger, other + other_error, -np.inf)
+    most = np.maximum(value + error, most)
+    value = np.where(may_be_larger & (other > value), other, value)
+    # If an answer is missing, the error is unknown.
+    return value, np.where(np.isnan(most), np.inf, most - value)
 
 
 def _of_composed_profiles(
@@ -262,36 +280,3 @@ def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, *tuple[np.ndarray, ...]
         counts.append(count)
     of_densities = np.where(largest > 2 * LARGE_LOSS, ROUNDING * largest, 0.0)
     return Run(tuple(losses), tuple(counts)), log_added, too_many, of_densities
-
-
-def _larger(
-    value: np.ndarray,
-    error: np.ndarray,
-    other: np.ndarray,
-    other_error: np.ndarray,
-    may_be_larger: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The larger answer of both directions, where the other may be; and its error."""
-    # An accurate larger value must not hide the error of the other one.
-    most = np.where(
-        may_be_larger, np.maximum(value + error, other + other_error), value + error
-    )
-    value = np.where(may_be_larger & (other > value), other, value)
-    # If an answer is missing, the error is unknown.
-    return value, np.where(np.isnan(most), np.inf, most - value)
-
-
-def _bounded_below(
-    question: Question, run: Run, least: np.ndarray, order: np.ndarray
-) -> np.ndarray:
-    """Where a Rényi bound of the backward answer is below a known answer."""
-    epsilon, goal = question.target, least
-    if question.is_epsilon:
-        epsilon, goal = np.maximum(least, 0.0), question.target
-    order = np.where(np.isfinite(order), order, 2.0)  # any order gives a bound
-    # 1 + c is representable, and above 1.
-    eps = np.finfo(np.float64).eps
-    c = 1 + np.maximum(ORDER_FACTORS * (order - 1), eps) - 1
-    with np.errstate(all="ignore"):
-        moments = c * rdp.rdp_curve(1 + c, run, "backward")
-        return np.any(rdp.log_delta_at(epsilon, c, moments) < goal, axis=0)

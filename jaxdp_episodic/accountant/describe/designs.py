@@ -10,13 +10,7 @@ from typing import Annotated, Any, ClassVar, Self, get_args
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.spec import (
-    Kind,
-    Probabilities,
-    Sizes,
-    Spec,
-    spec_fields,
-)
+from jaxdp_episodic.accountant.describe import spec
 
 # Names that no level may have. "step" is the clip unit of the whole step; the others
 # are privacy units that may be in many places of the tree, within `PersonBounds`.
@@ -54,7 +48,7 @@ def refuse_repeats(field: str, names: Sequence[str], least: int = 0) -> None:
         raise ValueError(f"{field} must {rule}, got {_validation.shown(names)}")
 
 
-class LevelScheme(Spec):
+class LevelScheme(spec.Spec):
     """Base of the schemes: a named level whose numeric fields broadcast."""
 
     # The field that sets the sampling rate.
@@ -85,8 +79,8 @@ class Poisson(LevelScheme):
     rate_field = "sampling_probability"
 
     _: KW_ONLY
-    sampling_probability: Probabilities
-    population: Sizes | None = None
+    sampling_probability: spec.Probabilities
+    population: spec.Sizes | None = None
 
 
 class WithoutReplacement(LevelScheme):
@@ -119,8 +113,8 @@ class WithoutReplacement(LevelScheme):
     rate_field = "size"
 
     _: KW_ONLY
-    size: Sizes
-    population: Sizes | None = None
+    size: spec.Sizes
+    population: spec.Sizes | None = None
     population_is_exact: Annotated[bool, _validation.flag] = False
 
     def check_values(self) -> None:
@@ -158,8 +152,8 @@ class RandomAllocation(LevelScheme):
     at_most = (("times", "steps_per_epoch"),)
 
     _: KW_ONLY
-    steps_per_epoch: Sizes
-    times: Sizes = 1
+    steps_per_epoch: spec.Sizes
+    times: spec.Sizes = 1
 
 
 class ShuffledEpochs(LevelScheme):
@@ -181,13 +175,12 @@ class ShuffledEpochs(LevelScheme):
     times: ClassVar[int] = 1
 
     _: KW_ONLY
-    steps_per_epoch: Sizes
+    steps_per_epoch: spec.Sizes
 
 
 EpochScheme = RandomAllocation | ShuffledEpochs
 """Schemes that sample once per epoch."""
 Scheme = Poisson | WithoutReplacement | EpochScheme
-_A_SCHEME = "a Poisson, WithoutReplacement, RandomAllocation or ShuffledEpochs"
 
 _EPOCHS_COVERED = (
     "covered: it is the first level of a MultistageSampling, or the episodes= of a "
@@ -196,14 +189,14 @@ _EPOCHS_COVERED = (
 )
 
 
-class Design(Spec):
+class Design(spec.Spec):
     """Base of the designs, whose fields hold the schemes of levels, top to bottom."""
 
     @functools.cached_property
     def schemes(self) -> tuple[Scheme, ...]:
         """The schemes of all sampled levels, top to bottom."""
         found: list[Any] = []
-        for name in spec_fields(self):
+        for name in spec.spec_fields(self):
             value: Any = getattr(self, name)
             values = value.schemes if isinstance(value, Design) else value
             values = values if isinstance(values, tuple) else (values,)
@@ -226,7 +219,7 @@ class Design(Spec):
             is_level = isinstance(value, Scheme) and value.name == scheme.name
             return scheme if is_level else value
 
-        fields = {name: placed(getattr(self, name)) for name in spec_fields(self)}
+        fields = {name: placed(getattr(self, name)) for name in spec.spec_fields(self)}
         return self.from_fields(fields)
 
 
@@ -280,11 +273,11 @@ class MultistageSampling(Design):
         return f"MultistageSampling({', '.join(map(repr, self.levels))})"
 
 
-def _named(name: str, *kinds: type) -> Kind:
+def _named(name: str, *kinds: type) -> spec.Kind:
     """Returns the kind of a scheme that must have this name."""
 
     def checked(field: str, scheme: Any) -> Any:
-        _validation.instance(field, scheme, Scheme, _A_SCHEME)
+        spec.checked(field, scheme, Scheme)
         if scheme.name != name:
             raise ValueError(f"{field} must be named {name!r}, got {scheme.name!r}")
         if name != EPISODE:
@@ -296,7 +289,7 @@ def _named(name: str, *kinds: type) -> Kind:
             )
         return scheme
 
-    return Kind(checked, specs=kinds)
+    return spec.Kind(checked, specs=kinds)
 
 
 def refuse_epochs(where: str, value: Any) -> None:
@@ -332,7 +325,7 @@ _Episodes = Annotated[Scheme, _named(EPISODE, *get_args(Scheme))]
 _Classes = Annotated[Scheme, _named(CLASS, *_FRESH)]
 _Examples = Annotated[WithoutReplacement, _named(EXAMPLE, *_FRESH)]
 _WithinEpisode = Annotated[
-    Any, Kind(_within_episode, specs=(MultistageSampling, *_FRESH))
+    Any, spec.Kind(_within_episode, specs=(MultistageSampling, *_FRESH))
 ]
 
 
@@ -380,11 +373,11 @@ class PeopleBlocks(Design, kw_only=True):
 
     at_most = (("people_per_block", "num_people"),)
 
-    num_people: Sizes
-    people_per_block: Sizes
+    num_people: spec.Sizes
+    people_per_block: spec.Sizes
     episodes: _Episodes
     sampling: _WithinEpisode | None = None
-    episodes_per_block: Sizes = 1
+    episodes_per_block: spec.Sizes = 1
 
     @property
     def num_possible_episodes(self) -> np.ndarray:
@@ -434,8 +427,8 @@ class GroupedClasses(Design, kw_only=True):
 
     at_most = (("ways", "num_classes"),)
 
-    num_classes: Sizes
-    ways: Sizes
+    num_classes: spec.Sizes
+    ways: spec.Sizes
     episodes: _Episodes | None = None
     classes: _Classes | None = None
     examples: _Examples
@@ -500,7 +493,7 @@ class IndependentEpisodes(Design):
 
     sampling: _WithinEpisode
     _: KW_ONLY
-    num_episodes: Sizes
+    num_episodes: spec.Sizes
 
     @functools.cached_property
     def level_names(self) -> tuple[str, ...]:
@@ -513,15 +506,8 @@ Sampling = MultistageSampling | GroupedClasses | IndependentEpisodes | PeopleBlo
 
 def checked_sampling(sampling: Any) -> Sampling:
     """Returns the design; a single scheme becomes a `MultistageSampling`."""
-    if isinstance(sampling, Scheme):
-        return MultistageSampling(sampling)
-    return _validation.instance(
-        "sampling",
-        sampling,
-        Sampling,
-        "a Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs, "
-        "MultistageSampling, GroupedClasses, IndependentEpisodes or PeopleBlocks",
-    )
+    spec.checked("sampling", sampling, Sampling | Scheme)
+    return MultistageSampling(sampling) if isinstance(sampling, Scheme) else sampling
 
 
 def epoch_scheme(sampling: Sampling) -> EpochScheme | None:

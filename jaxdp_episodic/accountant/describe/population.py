@@ -465,17 +465,11 @@ def check_people(
         return  # every episode of the block may hold the person
     needed = BOUNDS[: len(schemes)]
     given = () if people is None else tuple(people.numbers)
-    missing = tuple(name for name in needed if name not in given)
-    if missing or people is None:
+    if people is None or set(given) != set(needed):
         raise ValueError(
             f"privacy_unit={privacy_unit!r} needs people=PersonBounds(...) with a "
-            f"public bound on {' and '.join(missing)}, got {given or None}"
-        )
-    needless = tuple(name for name in given if name not in needed)
-    if needless:
-        raise ValueError(
-            f"people must not bound {' and '.join(needless)}: this sampling has no "
-            f"such level; its bounds are {needed}"
+            f"public bound on {' and '.join(needed) or 'nothing'}, the levels of this "
+            f"sampling, and on no other, got {given or None}"
         )
     # (bound, its largest value, the source of this limit).
     limits: list[tuple[str, Any, str]] = [

@@ -21,6 +21,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.population import DistinctPaths, Population
+from jaxdp_episodic.accountant.describe.spec import checked
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_tail
 
 NEIGHBORING_RELATIONS = ("add_remove", "replace_one", "zero_out")
@@ -73,10 +74,8 @@ def path_rates(
     num_levels_used: int | None = None,
 ) -> PathRates:
     """Returns the rates of each level along every distinct path."""
-    kinds = MultistageSampling | GroupedClasses | PeopleBlocks
-    words = "a MultistageSampling, a GroupedClasses or PeopleBlocks"
-    _validation.instance("sampling", sampling, kinds, words)
-    _validation.instance("population", population, Population | None, "a Population")
+    checked("sampling", sampling, MultistageSampling | GroupedClasses | PeopleBlocks)
+    checked("population", population, Population | None)
     names, paths = sampling.level_names, None
     used = len(names) if num_levels_used is None else num_levels_used
     schemes: tuple[Scheme | None, ...] = sampling.schemes

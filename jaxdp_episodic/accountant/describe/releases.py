@@ -8,19 +8,10 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe import spec
 from jaxdp_episodic.accountant.describe.rates import (
     NEIGHBORING_RELATIONS,
     Relation,
-)
-from jaxdp_episodic.accountant.describe.spec import (
-    Counts,
-    NonNegative,
-    NonNegatives,
-    Probabilities,
-    Probability,
-    Size,
-    Sizes,
-    Spec,
 )
 
 # Largest number of values of a finite loss distribution.
@@ -30,7 +21,7 @@ _SUM_ERROR = 1e-9
 _FINITE = _validation.reals("be >= 0 and finite", lambda a: (a >= 0) & np.isfinite(a))
 
 
-class Release(Spec):
+class Release(spec.Spec):
     """Base of the releases, each a step of a run like a `GaussianStep`.
 
     A release has no privacy unit: its guarantee holds for the units that the rest of
@@ -85,9 +76,9 @@ class LaplaceRelease(Release):
     relations = NEIGHBORING_RELATIONS
     whole_if_replaced = True
 
-    noise_multiplier: NonNegatives
+    noise_multiplier: spec.NonNegatives
     _: KW_ONLY
-    sampling_probability: Probabilities = 1.0
+    sampling_probability: spec.Probabilities = 1.0
     neighboring_relation: Relation = "add_remove"
 
 
@@ -105,8 +96,8 @@ class ApproximateDP(Release):
     Reference: Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
     """
 
-    epsilon: NonNegatives
-    delta: Probabilities = 0.0
+    epsilon: spec.NonNegatives
+    delta: spec.Probabilities = 0.0
 
 
 class ZeroConcentratedDP(Release):
@@ -124,9 +115,9 @@ class ZeroConcentratedDP(Release):
     Reference: Bun and Steinke (2016), arXiv:1605.02065, Definition 1.1, Lemma 2.4.
     """
 
-    rho: NonNegatives
+    rho: spec.NonNegatives
     _: KW_ONLY
-    xi: NonNegatives = 0.0
+    xi: spec.NonNegatives = 0.0
     is_gaussian: Annotated[bool, _validation.flag] = False
 
     def check_values(self) -> None:
@@ -183,8 +174,8 @@ class RandomizedResponse(Release):
 
     relations = ("replace_one", "zero_out")
 
-    noise_parameter: Probability
-    num_buckets: Size
+    noise_parameter: spec.Probability
+    num_buckets: spec.Size
     _: KW_ONLY
     neighboring_relation: Relation = "replace_one"
 
@@ -209,10 +200,10 @@ class DiscreteLaplaceRelease(Release):
     relations = NEIGHBORING_RELATIONS
     whole_if_replaced = True
 
-    noise_parameter: NonNegative
+    noise_parameter: spec.NonNegative
     _: KW_ONLY
-    sensitivity: Size = 1
-    sampling_probability: Probability = 1.0
+    sensitivity: spec.Size = 1
+    sampling_probability: spec.Probability = 1.0
     neighboring_relation: Relation = "add_remove"
 
     def check_values(self) -> None:
@@ -249,8 +240,8 @@ class GaussianMixtureRelease(Release):
     sensitivities: Annotated[Any, _FINITE]
     probabilities: Annotated[Any, _validation.probability_array]
     _: KW_ONLY
-    standard_deviation: NonNegative
-    sampling_probability: Probability = 1.0
+    standard_deviation: spec.NonNegative
+    sampling_probability: spec.Probability = 1.0
     neighboring_relation: Relation = "add_remove"
 
     def check_values(self) -> None:
@@ -278,11 +269,11 @@ class TruncatedPoissonRelease(Release):
 
     relations = NEIGHBORING_RELATIONS
 
-    noise_multiplier: NonNegatives
+    noise_multiplier: spec.NonNegatives
     _: KW_ONLY
-    sampling_probability: Probabilities
-    batch_size: Counts
-    population: Sizes
+    sampling_probability: spec.Probabilities
+    batch_size: spec.Counts
+    population: spec.Sizes
     neighboring_relation: Relation = "add_remove"
 
 

@@ -23,7 +23,13 @@ from jaxdp_episodic.accountant.describe.releases import (
     RenyiDP,
     ZeroConcentratedDP,
 )
-from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ZERO, Size, Spec, number
+from jaxdp_episodic.accountant.describe.spec import (
+    AT_LEAST_ZERO,
+    Size,
+    Spec,
+    checked,
+    number,
+)
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,
@@ -131,8 +137,7 @@ def disjoint(
     """
     _validation.instance("parts", parts, Mapping, "a table of names and steps")
     for name, part in parts.items():
-        words = "a GaussianStep, release or composed run"
-        _validation.instance(f"part {name!r}", part, AnyStep, words)
+        checked(f"part {name!r}", part, AnyStep)
     return DisjointParts(tuple(parts), tuple(parts.values()), membership)
 
 

@@ -109,6 +109,12 @@ def _kind(hint: Any) -> Kind | None:
     return None
 
 
+def checked(name: str, value: Any, hint: Any) -> Any:
+    """Returns ``value`` if it is of one of these classes of specs."""
+    kind = _kind(hint)
+    return value if kind is None else kind.check(name, value)
+
+
 def _unless_none(check: Check, name: str, value: Any) -> Any:
     return None if value is None else check(name, value)
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe import spec
 from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
     EPISODE,
@@ -40,24 +41,16 @@ from jaxdp_episodic.accountant.describe.rates import (
     path_rates,
 )
 from jaxdp_episodic.accountant.describe.releases import Release
-from jaxdp_episodic.accountant.describe.spec import (
-    Counts,
-    NonNegatives,
-    Size,
-    Spec,
-    number,
-    refuse_traced,
-)
 
 STEP = RESERVED_LEVEL_NAME
 _SmallUnits = functools.partial(_validation.choice, allowed=("error", "keep"))
 _LevelName = functools.partial(
     _validation.instance, kinds=str, words="the name of a level"
 )
-_Horizon = number(_validation.reals("be >= 1", lambda a: a >= 1))
+_Horizon = spec.number(_validation.reals("be >= 1", lambda a: a >= 1))
 
 
-class Bands(Spec):
+class Bands(spec.Spec):
     """Correlated noise: later steps partly cancel it, and groups of units take turns.
 
     A fixed rule assigns every unit of one level to one of ``count`` groups, and step
@@ -79,7 +72,7 @@ class Bands(Spec):
         coefficients are fitted to it; the guarantee does not depend on it.
     """
 
-    count: Size
+    count: spec.Size
     _: KW_ONLY
     level: Annotated[str, _LevelName]
     horizon: Annotated[float, _Horizon] = 30.0
@@ -174,7 +167,7 @@ def _checked_episodes(design: GroupedClasses | PeopleBlocks) -> Sampling:
     return design
 
 
-class GaussianStep(Spec):
+class GaussianStep(spec.Spec):
     """One step of DP training: sampling, clipping, privacy unit and noise.
 
     The step releases the sum of the clipped contributions plus Gaussian noise of
@@ -222,7 +215,7 @@ class GaussianStep(Spec):
 
     sampling: Sampling | Scheme
     _: KW_ONLY
-    noise_multiplier: NonNegatives
+    noise_multiplier: spec.NonNegatives
     clip_unit: str | None = None
     privacy_unit: str | None = None
     neighboring_relation: Relation = "add_remove"
@@ -303,7 +296,7 @@ class GaussianStep(Spec):
 
         For a person, whose examples may be on many paths: of all levels.
         """
-        refuse_traced(self)
+        spec.refuse_traced(self)
         drawn = self.in_group.design
         levels = drawn.level_names
         used = len(levels)
@@ -354,7 +347,7 @@ def banded(step: GaussianStep, bands: Bands | None) -> GaussianStep:
     return dataclasses.replace(step, bands=bands)
 
 
-class ComposedSteps(Spec):
+class ComposedSteps(spec.Spec):
     """A run of several kinds of steps; made by `compose`.
 
     Attributes:
@@ -366,7 +359,7 @@ class ComposedSteps(Spec):
     called = "composed run"
 
     steps: tuple[GaussianStep | Release, ...]
-    counts: tuple[Counts, ...]
+    counts: tuple[spec.Counts, ...]
 
     def check_fields(self) -> None:
         """Checks that there is a count for each step, and one protection for all."""

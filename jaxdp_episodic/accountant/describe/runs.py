@@ -13,6 +13,7 @@ from typing import Annotated, Any, Self
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe import spec
 from jaxdp_episodic.accountant.describe.designs import (
     checked_name,
     epoch_scheme,
@@ -22,13 +23,6 @@ from jaxdp_episodic.accountant.describe.releases import (
     Release,
     RenyiDP,
     ZeroConcentratedDP,
-)
-from jaxdp_episodic.accountant.describe.spec import (
-    AT_LEAST_ZERO,
-    Size,
-    Spec,
-    checked,
-    number,
 )
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
@@ -47,20 +41,12 @@ _MOST_STATES = 10_000
 MOST_BUDGET = 1_000_000
 
 
-def _word(what: str, name: Any) -> str:
-    """Returns the name of an option or a state; refuses anything else."""
-    if not _validation.instance(what, name, str, "a string"):
-        raise ValueError(f"{what} must be a non-empty name, got ''")
-    return name
-
-
-_Word = Annotated[str, _word]
-_Natural = Annotated[int, number(AT_LEAST_ZERO)]
+_Natural = Annotated[int, spec.number(spec.AT_LEAST_ZERO)]
 _Budget = functools.partial(_validation.whole_number, maximum=MOST_BUDGET)
 _Membership = functools.partial(_validation.choice, allowed=(FIXED, CONTENT))
 
 
-class DisjointParts(Spec):
+class DisjointParts(spec.Spec):
     """Runs on disjoint parts of the data; made by `disjoint`.
 
     Attributes:
@@ -137,7 +123,7 @@ def disjoint(
     """
     _validation.instance("parts", parts, Mapping, "a table of names and steps")
     for name, part in parts.items():
-        checked(f"part {name!r}", part, AnyStep)
+        spec.checked(f"part {name!r}", part, AnyStep)
     return DisjointParts(tuple(parts), tuple(parts.values()), membership)
 
 
@@ -155,7 +141,7 @@ def refuse_disjoint(step: Any, what: str) -> None:
 # --- Adaptive runs ---
 
 
-class RuleBook(Spec):
+class RuleBook(spec.Spec):
     """A graph of the options that each state of an adaptive run allows.
 
     ``RuleBook("early", {"early": {"slow": "early", "fast": "late"}, "late": {"fast":
@@ -171,8 +157,8 @@ class RuleBook(Spec):
       ValueError: a start that is no state, or more than 10,000 states.
     """
 
-    start: _Word
-    moves: Mapping[_Word, Mapping[_Word, _Word]]
+    start: spec.Word
+    moves: Mapping[spec.Word, Mapping[spec.Word, spec.Word]]
 
     def check_values(self) -> None:
         """Refuses a start that is no state, and too many states."""
@@ -190,7 +176,7 @@ class RuleBook(Spec):
         If the options are sorted by decreasing noise, the noise can only decrease. Any
         option may be skipped.
         """
-        names = _checked_names(options)
+        names = _names(options)
         moves = {
             name: {later: later for later in names[i:]} for i, name in enumerate(names)
         }
@@ -199,7 +185,7 @@ class RuleBook(Spec):
     @classmethod
     def at_most_changes(cls, options: Sequence[str], changes: int) -> Self:
         """Returns "at most ``changes`` changes from one option to another"."""
-        names = _checked_names(options)
+        names = _names(options)
         most = _validation.whole_number("changes", changes, minimum=0)
         moves = {"start": {name: f"{name}, 0 changes" for name in names}}
         for done in range(most + 1):
@@ -214,7 +200,7 @@ class RuleBook(Spec):
     @classmethod
     def every(cls, options: Sequence[str], steps: int) -> Self:
         """Returns "decide every ``steps`` steps": each choice is kept for that long."""
-        names = _checked_names(options)
+        names = _names(options)
         length = _validation.whole_number("steps", steps)
 
         def after(name: str, done: int) -> str:
@@ -228,12 +214,12 @@ class RuleBook(Spec):
     @classmethod
     def freely(cls, options: Sequence[str]) -> Self:
         """Returns "any option at any time"."""
-        names = _checked_names(options)
+        names = _names(options)
         return cls("free", {"free": dict.fromkeys(names, "free")})
 
     def preceded_by(self, options: Sequence[str]) -> Self:
         """Returns "first these options, each once, in this order", then these rules."""
-        names = _checked_names(options)
+        names = _names(options)
         states = [f"{i} of {len(names)} first" for i in range(len(names))]
         if not self.moves.keys().isdisjoint(states):
             raise ValueError(
@@ -291,29 +277,27 @@ def reachable(rules: RuleBook, start: str) -> set[str]:
     return found
 
 
-def _checked_names(options: Sequence[str]) -> list[str]:
-    if isinstance(options, str) or not isinstance(options, Sequence):
-        shown = _validation.shown(options)
-        raise TypeError(f"options must be a list of names, got {shown}")
-    names = [_word("each name in options", name) for name in options]
+def _names(options: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of options; refuses repeated ones."""
+    names = spec.checked("options", options, tuple[spec.Word, ...])
     refuse_repeats("options", names, 1)
     return names
 
 
-class Menu(Spec):
+class Menu(spec.Spec):
     """Base of `AdaptiveRun`: its fields, the charged options and the allowed ones."""
 
     called = "AdaptiveRun"
 
-    options: Mapping[_Word, GaussianStep | Release | ComposedSteps | Menu]
+    options: Mapping[spec.Word, GaussianStep | Release | ComposedSteps | Menu]
     quotas: Mapping[str, _Natural] | None = None
-    prices: Mapping[str, Size] | None = None
+    prices: Mapping[str, spec.Size] | None = None
     budget: Annotated[int, _Budget] | None = None
-    blocks: Mapping[str, Size] | None = None
+    blocks: Mapping[str, spec.Size] | None = None
     rules: RuleBook | None = None
     odometer: tuple[float, ...] | None = None
     taken: Mapping[str, _Natural] = field(default_factory=dict)
-    state: _Word | None = None
+    state: spec.Word | None = None
 
     # --- What is left ---
 
@@ -371,15 +355,12 @@ class Menu(Spec):
     def most(self, option: str) -> int:
         """Returns how often an option may still be used if no other option is."""
         _validation.choice("option", option, self.options)
-        number = 0
-        if self.rules is None:
-            if self.quotas is not None:
-                return self.quotas[option] - self.taken[option]
-            assert self.prices is not None
-            block, done = self._block(option), self.taken[option]
-            begun = -done % block
-            return begun + self.left // self.prices[option] * block
-        now = self
+        if self.rules is None and self.quotas is not None:
+            return self.quotas[option] - self.taken[option]
+        if self.rules is None and self.prices is not None:
+            block, paid = self._block(option), self.left // self.prices[option]
+            return -self.taken[option] % block + paid * block
+        number, now = 0, self
         while now.can(option):
             number += 1
             now = now.charge(option)

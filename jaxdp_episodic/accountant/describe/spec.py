@@ -70,6 +70,16 @@ Counts = Annotated[int | np.ndarray, numbers(AT_LEAST_ZERO)]
 Sizes = Annotated[ArrayLike, numbers(AT_LEAST_ONE)]
 
 
+def _word(name: str, value: Any) -> str:
+    """Returns a name; refuses anything else."""
+    if not _validation.instance(name, value, str, "a string"):
+        raise ValueError(f"{name} must be a non-empty name, got ''")
+    return value
+
+
+Word = Annotated[str, _word]
+
+
 @functools.cache
 def kinds_of(cls: type) -> dict[str, Kind]:
     """Returns the kinds of the fields of a class that are checked by their types."""

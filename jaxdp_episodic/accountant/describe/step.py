@@ -44,9 +44,6 @@ from jaxdp_episodic.accountant.describe.releases import Release
 
 STEP = RESERVED_LEVEL_NAME
 _SmallUnits = functools.partial(_validation.choice, allowed=("error", "keep"))
-_LevelName = functools.partial(
-    _validation.instance, kinds=str, words="the name of a level"
-)
 _Horizon = spec.number(_validation.reals("be >= 1", lambda a: a >= 1))
 
 
@@ -74,7 +71,7 @@ class Bands(spec.Spec):
 
     count: spec.Size
     _: KW_ONLY
-    level: Annotated[str, _LevelName]
+    level: spec.Word
     horizon: Annotated[float, _Horizon] = 30.0
 
 
@@ -364,12 +361,10 @@ class ComposedSteps(spec.Spec):
     def check_fields(self) -> None:
         """Checks that there is a count for each step, and one protection for all."""
         super().check_fields()
-        if not self.steps:
-            raise ValueError("compose needs at least one (step, count) pair, got none")
-        if len(self.counts) != len(self.steps):
+        if not self.steps or len(self.counts) != len(self.steps):
             raise ValueError(
-                f"counts must have one entry for each step ({len(self.steps)}), "
-                f"got {len(self.counts)}"
+                "compose needs at least one (step, count) pair, and a count for each "
+                f"step, got {len(self.steps)} steps and {len(self.counts)} counts"
             )
         one_protection("composed steps", self.steps)
         gaussian = [step for step in self.gaussian_steps if step.population is not None]

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import asking_together
+from jaxdp_episodic.accountant.describe import spec
 from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
     EpochScheme,
@@ -21,16 +21,6 @@ from jaxdp_episodic.accountant.describe.designs import (
 )
 from jaxdp_episodic.accountant.describe.releases import RELEASES, LaplaceRelease
 from jaxdp_episodic.accountant.describe.runs import refuse_disjoint
-from jaxdp_episodic.accountant.describe.spec import (
-    Counts,
-    NonNegatives,
-    Positives,
-    PositiveShares,
-    Probabilities,
-    Spec,
-    mapped,
-    numbers,
-)
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     GaussianStep,
@@ -95,15 +85,15 @@ Excess = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From numbers and elements to the elements' ``log(epsilon / target)``."""
 
 
-class Question(Spec, kw_only=True):
+class Question(spec.Spec, kw_only=True):
     """A question about a step, with ``...`` for numbers that are not known yet."""
 
     kind: str
     step: AnyStep
-    delta: Probabilities | None = None
-    epsilon: NonNegatives | None = None
-    num_steps: Counts | None = None
-    orders: Annotated[ArrayLike, numbers(_validation.order_or_inf_array)] | None = None
+    delta: spec.Probabilities | None = None
+    epsilon: spec.NonNegatives | None = None
+    num_steps: spec.Counts | None = None
+    orders: Annotated[Any, spec.numbers(_validation.order_or_inf_array)] | None = None
     option: str = "exact"  # the method; of a curve its direction
 
     @functools.cached_property
@@ -128,7 +118,7 @@ class Question(Spec, kw_only=True):
                 value = np.broadcast_to(value, self.shape).reshape(-1)[index]
             return change(value) if change and where in places else value
 
-        return mapped(self, taken, checked=checked)
+        return spec.mapped(self, taken, checked=checked)
 
     def runs(self) -> tuple[Run, ...]:
         """Returns a run for each theorem; numbers of steps may be real."""
@@ -147,8 +137,8 @@ class Question(Spec, kw_only=True):
 class Calibration(Question, kw_only=True):
     """A question whose epsilon must be within a target."""
 
-    delta: PositiveShares | None = None
-    epsilon: Positives | None = None
+    delta: spec.PositiveShares | None = None
+    epsilon: spec.Positives | None = None
 
     @classmethod
     def of(
@@ -349,7 +339,7 @@ def calibrate_rate(
     if isinstance(scheme, WithoutReplacement) and isinstance(design, GroupedClasses):
         smallest = design.ways if scheme.name == CLASS else 1
     place = rate_places(step)[level]
-    one: Any = mapped(step, lambda where, n: smallest if where == place else n)
+    one: Any = spec.mapped(step, lambda where, n: smallest if where == place else n)
     question = Calibration.of(one, epsilon, delta, num_steps, method)
     by_rate, shape = question.excess_by(f"step.{place}"), question.shape
     whole, ends = 0, (_SMALLEST_PROBABILITY, 1.0)

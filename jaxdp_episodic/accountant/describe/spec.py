@@ -89,6 +89,7 @@ def kinds_of(cls: type) -> dict[str, Kind]:
     return {name: kind for name, kind in found.items() if kind is not None}
 
 
+@functools.cache
 def _kind(hint: Any) -> Kind | None:
     """Returns how values of a type are checked; None if they are not."""
     if hasattr(hint, "__metadata__"):

@@ -318,12 +318,12 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 58_466,
-    "jaxdp_episodic/accountant/describe": 3_545,
+    "jaxdp_episodic": 58_417,
+    "jaxdp_episodic/accountant/describe": 3_506,
     "jaxdp_episodic/accountant/losses": 4_532,
     "jaxdp_episodic/accountant/methods": 5_332,
     "jaxdp_episodic/accountant/numerics": 2_805,
-    "jaxdp_episodic/accountant/questions": 5_428,
+    "jaxdp_episodic/accountant/questions": 5_418,
     "jaxdp_episodic/accountant/bounds": 1_669,
     "jaxdp_episodic/accountant/interop": 1_534,
     "jaxdp_episodic/accountant/report": 1_130,

@@ -92,6 +92,11 @@ class DisjointParts(spec.Spec):
         """The steps of all parts."""
         return tuple(step for part in self.parts for step in parts_of(part))
 
+    @property
+    def have_counts(self) -> bool:
+        """Whether every part is a composed run, which has its own counts."""
+        return all(isinstance(part, ComposedSteps) for part in self.parts)
+
 
 def disjoint(
     parts: Mapping[str, AnyStep], *, membership: str | None = None

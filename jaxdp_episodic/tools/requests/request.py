@@ -58,7 +58,7 @@ class EpsilonRequest(Spec, kw_only=True):
         if not isinstance(self.step, AdaptiveRun | DisjointParts):
             api.check_step(self.step)
         elif isinstance(self.step, DisjointParts):
-            composed = all(isinstance(p, ComposedSteps) for p in self.step.parts)
+            composed = self.step.have_counts
         elif self.method == "rdp":
             raise ValueError(
                 "method must be 'exact' or 'pld' for an adaptive run, got 'rdp'"

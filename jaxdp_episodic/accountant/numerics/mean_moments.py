@@ -35,7 +35,7 @@ FAR = math.log(300.0)
 # Relative amount by which the logarithm of a transform is moved to 0 there: more than
 # its error, as log q is a sum of three numbers below 64, with 7e-15 each.
 _ROUNDED = 2e-14
-_CACHED = 2**15  # elements of an integrand that fit the cache
+_BLOCK = 1024  # nodes p that are computed at once, to need little memory
 
 
 def most_orders(shift: float, most: int, *, tilted: bool) -> int:
@@ -67,8 +67,9 @@ class Laplace:
         wide = max(2 * s * s + 4 * s - math.log(slots), 0.0)
         spacing = min(FINENESS / math.sqrt(largest + 4), 0.2)
         self.log_p, log_weight = log_places(wide, nearest, top, spacing)
-        excess = log_excess_transform(self.log_p, slots, count, s)
-        self.log_excess = excess + log_weight
+        blocks = np.array_split(self.log_p, 1 + len(self.log_p) // _BLOCK)
+        excess = [log_excess_transform(part, slots, count, s) for part in blocks]
+        self.log_excess = np.concatenate(excess) + log_weight
 
     def log_excess_below(self, z: np.ndarray) -> np.ndarray:
         """Returns ``log(E X^-z - 1)`` for z > 0, (m,)."""
@@ -202,12 +203,8 @@ def _tilted_moments(
     bend = np.maximum(np.expm1(sign * s * y) - sign * s * y, 0.0)
     n = np.arange(most + 1.0)
     powers = density[:, None] * np.exp(s * y[:, None] * n)
-    logs, each = np.empty((most + 1, len(v))), max(_CACHED // len(y), 1)
-    for i in range(0, len(v), each):
-        weight = np.exp(-(v[i : i + each] / s)[:, None] * bend)
-        logs[:, i : i + each] = in_blocks(weight, powers).T
     with np.errstate(divide="ignore"):
-        logs = np.log(logs)
+        logs = np.log(in_blocks(np.exp(-(v / s)[:, None] * bend), powers)).T
     mass = logs[0] - 0.5 * v * v - v / s
     slope = logs[1] - logs[0] if most else np.zeros_like(v)
     # Of A over its mean, minus 1: (most + 1, P).
@@ -223,19 +220,12 @@ def log_centred_transform(log_q: np.ndarray, shift: float) -> np.ndarray:
     x, density = normal_places(shift, -mode, 2 * shift, mode)
     away = np.expm1(shift * x - 0.5 * shift * shift)
     # E e^-y - 1 = E (e^-y - 1 + y) with y = q (A - 1), summed over q².
-    q, weight = np.exp(np.minimum(log_q, FAR)), (away * away * density)[:, None]
-    size, each = np.empty(log_q.shape), max(_CACHED // away.size, 1)
-    for i in range(0, log_q.size, each):
-        y = q[i : i + each, None] * away
-        small = np.abs(y) < 0.02
-        z = y[small]
-        y[small] = 1.0
-        ratio = np.expm1(-y)
-        ratio += y
-        y *= y
-        ratio /= y
-        ratio[small] = 1 / 2 - z * (1 / 6 - z * (1 / 24 - z / 120 * (1 - z / 6)))
-        size[i : i + each] = in_blocks(ratio, weight)[:, 0]
+    y = np.exp(np.minimum(log_q, FAR))[:, None] * away
+    small = np.abs(y) < 0.02
+    z, y[small] = y[small], 1.0
+    ratio = (np.expm1(-y) + y) / (y * y)
+    ratio[small] = 1 / 2 - z * (1 / 6 - z * (1 / 24 - z / 120 * (1 - z / 6)))
+    size = in_blocks(ratio, (away * away * density)[:, None])[:, 0]
     size = np.log(size) + 2 * log_q
     grown = np.log1p(np.exp(np.clip(size, -40.0, 700.0)))
     return np.where(size < -40, size, np.log(grown))
@@ -300,10 +290,7 @@ def _shares(most: int, part: np.ndarray) -> np.ndarray:
 @functools.cache
 def _log_binomials(most: int) -> np.ndarray:
     n = np.arange(most + 1.0)
-    k = np.broadcast_to(n, (most + 1, most + 1))
-    inside = k <= n[:, None]
-    found = log_binomial(n[:, None] + 0 * k, np.where(inside, k, 0.0))
-    return np.where(inside, found, -np.inf)
+    return log_binomial(n[:, None], n)
 
 
 _log_gamma = np.vectorize(math.lgamma, otypes=[np.float64])

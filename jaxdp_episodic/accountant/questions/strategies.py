@@ -183,27 +183,17 @@ def _opened(option: Any) -> tuple[Any, list[tuple[Game, int]]]:
 def equivalent(game: Game) -> ComposedSteps | None:
     """Returns the composed run that is the worst strategy; None if it is not one."""
     squares = [1.0] * len(game.steps)
-    if len(game.steps) > 1:
-        squares = [_squared_shift(step) for step in game.steps]
+    if len(game.steps) > 1:  # only Gaussian steps without sampling have an equivalent
+        for i, step in enumerate(game.steps):
+            run, *others = runs_of(step, np.asarray(1))
+            shift = np.unique(run.gaussian_shift())
+            if others or shift.size != 1 or (run.facts.log_kept < 0).any():
+                return None
+            squares[i] = float(shift[0]) ** 2
     if not squares or 0.0 in squares:
         return None
-    taken = game.graph.path_of_most(squares)
-    counts = taken.astype(np.int64).tolist()
+    counts = game.graph.path_of_most(squares).astype(np.int64).tolist()
     return compose(*zip(game.steps, counts, strict=True))
-
-
-def _squared_shift(step: Any) -> float:
-    """The squared shift of Gaussian steps without sampling; else 0."""
-    run, *others = all_runs(step)
-    shift = np.unique(run.gaussian_shift())
-    if others or shift.size != 1 or (run.facts.log_kept < 0).any():
-        return 0.0
-    return float(shift[0]) ** 2
-
-
-def all_runs(step: Any) -> tuple[Run, ...]:
-    """Returns the runs of a step or a composed run, one for each theorem."""
-    return runs_of(step, np.asarray(1))
 
 
 def ends(question: Question, game: Game, *, width: float | None = None) -> Interval:
@@ -244,7 +234,7 @@ def problems_by_theorem(game: Game) -> Iterator[list[Problem]]:
 
 def _by_theorem(game: Game) -> Iterator[tuple[Run, list[int]]]:
     """Yields for each theorem the run of all steps, and how many losses each has."""
-    each = [all_runs(step) for step in game.steps]
+    each = [runs_of(step, np.asarray(1)) for step in game.steps]
     steps, counts = zip(*(parts_of_run(step, 1) for step in game.steps), strict=True)
     joint = runs_of_parts(sum(steps, ()), sum(counts, ()))  # on the paths of all
     for theorem, run in enumerate(joint):
@@ -375,30 +365,23 @@ def default_prices(
         numbers[name] = number
         most = int(number / _LEAST_BLOCKS) if blocks and not is_game else 1
         lengths.append([m for m in _BLOCKS if m <= max(most, 1)])
-    found = [_laid(list(numbers.values()), lengths, float(s)) for s in _SCALES]
-    _, prices, chosen = min(found)
-    lengths = {n: m for n, m in zip(numbers, chosen, strict=True) if m > 1}
-    return dict(zip(numbers, prices, strict=True)), lengths
-
-
-def _laid(
-    numbers: Sequence[float], lengths: Sequence[Sequence[int]], scale: float
-) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
-    """Prices and blocks at one scale, and the loss of the smallest share."""
     chosen = []
-    for number, own in zip(numbers, lengths, strict=True):
-        options = []
-        for length in own:
-            exact = scale * length / number
-            price = max(round(exact), 1)
-            ratio, too_cheap = price / exact, max(_LEAST_PRICE - price, 0)
-            # On average, half a block of the budget remains unused.
-            rest = 0.5 * length / number + 0.05 * too_cheap / _LEAST_PRICE
-            options.append((abs(math.log(ratio)) + rest, ratio, rest, price, length))
-        chosen.append(min(options))
-    _, ratios, rests, prices, blocks = zip(*chosen, strict=True)
-    loss = 1 - min(ratios) / max(ratios) + max(rests) + _COST_OF_A_UNIT * scale
-    return loss, prices, blocks
+    for number, own in zip(numbers.values(), lengths, strict=True):
+        # At each scale, (S, 1), the best length, (L,), of this option.
+        exact = _SCALES[:, None] * own / number
+        price = np.maximum(np.rint(exact), 1.0)
+        ratio, too_cheap = price / exact, np.maximum(_LEAST_PRICE - price, 0)
+        # On average, half a block of the budget remains unused.
+        rest = 0.5 * np.array(own) / number + 0.05 * too_cheap / _LEAST_PRICE
+        best = np.argmin(np.abs(np.log(ratio)) + rest, axis=1)
+        every = (ratio, rest, price, np.broadcast_to(own, price.shape))
+        chosen.append([x[np.arange(len(best)), best] for x in every])
+    ratios, rests, prices, found = np.stack(chosen, axis=1)
+    loss = 1 - ratios.min(axis=0) / ratios.max(axis=0) + rests.max(axis=0)
+    least = int(np.argmin(loss + _COST_OF_A_UNIT * _SCALES))
+    prices, found = (x[:, least].astype(int).tolist() for x in (prices, found))
+    blocks_of = {n: m for n, m in zip(numbers, found, strict=True) if m > 1}
+    return dict(zip(numbers, prices, strict=True)), blocks_of
 
 
 def largest_budget(menu: Menu, epsilon: float, delta: float) -> int:

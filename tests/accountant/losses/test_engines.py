@@ -111,7 +111,7 @@ def asked(loss):
     """Kernels of one mechanism with their arguments."""
     loss = loss.map(lambda field: np.broadcast_to(field, SIZE))
     groups = (Group(loss.map(lambda field: field[None]), ROW),)
-    shape = solver.Shape(112, (3,), 32, 32)
+    shape = solver.Shape(112, 32, 32)
     kernel = functools.partial(solver.one_pass, shape=shape)
     yield kernel, (3.0, 24.0, 0.0, *[NUMBERS] * 6, groups)
     rules = [MomentRule("backward", rdp.FINE)]

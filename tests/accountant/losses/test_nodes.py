@@ -182,7 +182,7 @@ def test_the_exchanged_moment_is_no_less_than_its_quadrature():
     c = 10 ** rng.uniform(-2, 3, (6, size))
     with np.errstate(all="ignore"):
         cut = -60.0 - np.log(count)
-        steps = steps_of(np, group, 0 * s, cut, num_nodes=112, num_terms=1)
+        steps = steps_of(np, group, 0 * s, cut, 112)
         bound = exchanged_moments(np, c, steps)
         rule = MomentRule("backward", FINE)
         least = np.array([log_moment(row, (group,), rule)[0] for row in c])

@@ -91,28 +91,21 @@ class Steps(NamedTuple):
 
 
 def steps_of(
-    xp: Any,
-    group: Group,
-    backward: Array,
-    log_cut: Array,
-    *,
-    num_nodes: int,
-    num_terms: int,
+    xp: Any, group: Group, backward: Array, log_cut: Array, num_nodes: int
 ) -> Steps:
     """The nodes of one group's losses, (K, n), by the main and the checking rule."""
     shape = group.count.shape
-    if xp is np and num_terms > 1:  # JAX is compiled for a number of terms
-        num_terms = int(np.max(group.loss.num_terms))
     loss = map_arrays(operator.methodcaller("reshape", -1), group.loss)
     back, cut = xp.tile(xp.array([backward, log_cut]), len(group.count))
     # The cut is relative to the probability of the steps that see the unit.
     cut = cut - xp.log(loss.outer_rate)
     cuts = xp.minimum(xp.array([cut, cut + _CHECK_CUT]), _LEAST_CUT)
     heights = xp.array([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
+    num_terms = int(np.max(loss.num_terms))  # 1 on JAX
     rules = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
     nodes, check = at(rules, 0), at(rules, 1)
     least = xp.exp(xp.minimum(cut, _LEAST_CUT))
-    apart = _lie_apart(xp, nodes, least, loss, num_terms)
+    apart = _lie_apart(xp, nodes, least, loss)
     # A path that does not rise above the real line has no place for a contour.
     flat = (nodes.right <= 0) | (nodes.left <= 0)
     apart = (apart | flat).reshape(shape) & (group.count > 0)
@@ -268,9 +261,7 @@ def log_powers(
     return (re, im), error
 
 
-def _lie_apart(
-    xp: Any, nodes: LossNodes, least: Array, mechanism: Any, num_terms: int
-) -> Array:
+def _lie_apart(xp: Any, nodes: LossNodes, least: Array, mechanism: Any) -> Array:
     """Whether the mean losses of two parts lie far apart, in their widths, (m,)."""
     # A part begins behind a valley of the density, which lies below both sides.
     size, zero = xp.hypot(*nodes.weight), xp.zeros_like(nodes.mass)
@@ -305,8 +296,7 @@ def _lie_apart(
     needed = (atom | xp.any(begins, axis=0)) & (xp.max(seen, axis=0) > _NEAR_LOSS)
     # Not asked of several overlapping terms, whose answers have a sufficient error
     # estimate: none of 300 with little noise was outside of its certified ends.
-    if num_terms > 1:
-        needed = needed & (mechanism.num_terms <= 1)
+    needed = needed & (mechanism.num_terms <= 1)
 
     def gap_in_widths() -> Array:
         start = zero, zero, zero, zero + xp.inf, zero - xp.inf, zero

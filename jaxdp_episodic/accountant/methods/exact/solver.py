@@ -30,7 +30,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     namespace,
     rows_at,
-    taken,
     where_needed,
 )
 
@@ -53,8 +52,6 @@ _BLOCK = 32
 _MOST_BLOCKS = 32
 # Passes with more nodes of a loss distribution run on NumPy; few settings need them.
 _MOST_LOSS_NODES = 144
-# JAX compiles for numbers of mixture terms that are powers of this.
-_TERMS_BASE = 4
 # Nats of log(delta) between the epsilon of the contour and the answer above which the
 # error may exceed its estimate.
 NEAR = 3.0
@@ -248,35 +245,21 @@ class ContourSolver:
         back = np.full(index.shape, float(backward))
         bound = self.bound[index], self.order[index]
         arrays = (target, initial, *bound, cut, back, groups)
-        kinds, are_mixtures, losses = [], [], []
-        terms = np.ones(index.shape)
-        for loss, count in groups:
-            losses.append(loss)
-            kinds.append((type(loss).__name__, len(count)))
-            are_mixtures.append(bool(np.any(loss.num_terms > 1)))
-            terms = np.maximum(terms, np.max(loss.num_terms, axis=0))
-        # Sorted, as the sums of a chunk are as long as its longest one.
-        rows = np.argsort(terms, kind="stable")
-        lengths = _TERMS_BASE ** np.ceil(np.log(terms[rows]) / math.log(_TERMS_BASE))
-        result = np.empty((len(Found._fields), terms.size))
-        for length in sorted(set(lengths.tolist())):  # `np.unique` imports np.ma: 8 ms
-            some = rows[lengths == length]
-            kernel = KERNEL._replace(what=(tuple(kinds), length))
-            has_many = effort.loss_nodes > _MOST_LOSS_NODES
-            engine = "numpy" if has_many else choose_engine(some.size, kernel, losses)
-            nodes, number, block, most = effort.loss_nodes, 1, effort.contour_nodes, 1
-            program: Any = one_pass
-            if engine == "jax":
-                program = functools.partial(on_jax, jitted(one_pass, ("shape",)))
-                number = max(round(effort.contour_nodes / _BLOCK), 1)
-                nodes, block, most = _LOSS_NODES, _BLOCK, _MOST_BLOCKS
-            longest = tuple(np.where(are_mixtures, int(length), 1).tolist())
-            shape = Shape(nodes, longest, block, most)
-            held = float(not question.is_epsilon)
-            program = functools.partial(program, number, effort.fall, held, shape=shape)
-            with np.errstate(all="ignore"):
-                found = in_chunks(program, taken(arrays, some), _CHUNKS, engine)
-                result[:, some] = found
+        losses = [loss for loss, _ in groups]
+        kinds = tuple((type(loss).__name__, len(count)) for loss, count in groups)
+        engine, program = "numpy", one_pass
+        if effort.loss_nodes <= _MOST_LOSS_NODES:
+            engine = choose_engine(index.size, KERNEL._replace(what=kinds), losses)
+        nodes, number, block, most = effort.loss_nodes, 1, effort.contour_nodes, 1
+        if engine == "jax":
+            program = functools.partial(on_jax, jitted(one_pass, ("shape",)))
+            number = max(round(effort.contour_nodes / _BLOCK), 1)
+            nodes, block, most = _LOSS_NODES, _BLOCK, _MOST_BLOCKS
+        held = float(not question.is_epsilon)
+        shape = Shape(nodes, block, most)
+        program = functools.partial(program, number, effort.fall, held, shape=shape)
+        with np.errstate(all="ignore"):
+            result = in_chunks(program, arrays, _CHUNKS, engine)
         value, error, *rest, apart = result
         self.lie_apart[index] |= apart > 0
         with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
@@ -293,7 +276,6 @@ class Shape(NamedTuple):
     """What a pass is compiled for."""
 
     loss_nodes: int
-    terms: tuple[int, ...]  # most mixture terms of each group, on JAX; 1 for others
     block: int  # number of contour nodes in a block
     most: int  # largest number of blocks
 
@@ -333,10 +315,8 @@ def one_pass(
     number = xp.asarray(number).astype(np.int32)
     every: list[Steps] = []
     apart, largest = False, xp.full_like(target, 1e12)
-    for group, terms in zip(groups, shape.terms, strict=True):
-        given = group, backward, log_cut
-        kinds = {"num_nodes": shape.loss_nodes, "num_terms": terms}
-        one = mgf.steps_of(xp, *given, **kinds)
+    for group in groups:
+        one = mgf.steps_of(xp, group, backward, log_cut, shape.loss_nodes)
         every.append(one)
         apart = apart | one.lie_apart
         largest = xp.minimum(largest, one.largest_center)

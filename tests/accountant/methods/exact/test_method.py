@@ -268,8 +268,7 @@ def steps_of(loss, count, log_delta):
     run = Run((loss,), (np.array([count]),))
     cut, nothing = np.array([log_delta - np.log(count) - 50]), np.zeros(1)
     (group,) = run.groups()
-    kinds = {"num_nodes": 112, "num_terms": 2}
-    return run, group, mgf.steps_of(np, group, nothing, cut, **kinds)
+    return run, group, mgf.steps_of(np, group, nothing, cut, 112)
 
 
 @pytest.mark.parametrize("loss, count, delta, near", SETTINGS)

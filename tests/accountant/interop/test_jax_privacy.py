@@ -91,8 +91,7 @@ def test_truncated_batches():
         num_examples=41,
     )
     run = from_execution_plan(made)
-    event = made.plan.dp_event
-    assert event.event.dataset_size == 41 // bands
+    assert made.plan.dp_event.event.dataset_size == 41 // bands
     release = jde.TruncatedPoissonRelease(
         1.3,
         sampling_probability=0.2,
@@ -116,10 +115,8 @@ def test_batches_of_fixed_size():
     given = {"neighboring_relation": "replace_one", "noise_multiplier": 1.3}
     one = jde.WithoutReplacement("example", size=1, population=50)
     episodes = jde.IndependentEpisodes(one, num_episodes=5)
-    for replace, design in (
-        (False, dataclasses.replace(one, size=5)),
-        (True, episodes),
-    ):
+    few = dataclasses.replace(one, size=5)
+    for replace, design in ((False, few), (True, episodes)):
         fixed = batch_selection.FixedBatchSampling(5, iterations=10, replace=replace)
         run = from_execution_plan(fixed, num_examples=50, **given)
         assert run == jde.compose((jde.GaussianStep(design, **given), 10))
@@ -430,8 +427,11 @@ def test_fixed_size_batches_agree_under_add_remove():
 
 
 def test_without_users_examples_are_protected():
-    run = from_dp_params(params(examples_per_user=None), num_updates=3)
-    assert run.steps[0].privacy_unit == "example"
+    given = params(examples_per_user=None, noise_multipliers=[(0, 5.0), (2, 3.0)])
+    run = from_dp_params(given, num_updates=3)
+    assert {step.privacy_unit for step in run.steps} == {"example"}
+    assert [step.noise_multiplier for step in run.gaussian_steps] == [5.0, 3.0]
+    assert run.counts == (2, 1)
     assert jde.epsilon(from_dp_params(params(), num_updates=0), delta=DELTA) == 0
     bare = from_dp_params(params(is_finite_guarantee=False), num_updates=3)
     assert jde.epsilon(bare, delta=DELTA) == float("inf")

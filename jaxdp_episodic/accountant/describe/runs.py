@@ -247,13 +247,12 @@ class RuleBook(spec.Spec):
     def states_after(self, options: Iterable[str], moves: int) -> frozenset[str]:
         """Returns the states that ``moves`` moves by these options can lead to."""
         names, here = tuple(options), frozenset([self.start])
-        found: list[frozenset[str]] = []
         number: dict[frozenset[str], int] = {}
-        while here not in number and len(found) <= moves:
-            number[here] = len(found)
-            found.append(here)
+        while here not in number and len(number) <= moves:
+            number[here] = len(number)
             after = (self.after(state, name) for state in here for name in names)
             here = frozenset(state for state in after if state is not None)
+        found = list(number)
         if moves < len(found):
             return found[moves]
         # From here on the sets of states repeat.

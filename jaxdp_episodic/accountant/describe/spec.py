@@ -220,8 +220,7 @@ class Spec(ByValue):
     def check_fields(self) -> None:
         """Checks each field by itself, and that the numeric ones broadcast."""
         for name, kind in kinds_of(type(self)).items():
-            value = frozen(kind.check(name, getattr(self, name)))
-            object.__setattr__(self, name, value)
+            set_checked(self, kind.check, name)
         _ = self.shape
 
     def check_values(self) -> None:
@@ -334,7 +333,7 @@ def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any
 
 
 def set_checked(spec: Any, check: Check, *names: str) -> None:
-    """Replaces numbers of a frozen object by their checked values."""
+    """Replaces fields of a frozen object by their checked values."""
     for name in names:
         object.__setattr__(spec, name, frozen(check(name, getattr(spec, name))))
 

@@ -309,8 +309,7 @@ def _within_episode(field: str, sampling: Any) -> MultistageSampling:
             f"{field}: {type(sampling).__name__} within an episode has no theorem "
             "here; covered: MultistageSampling, Poisson, WithoutReplacement"
         )
-    words = "a MultistageSampling or a scheme"
-    _validation.instance(field, sampling, MultistageSampling, words)
+    spec.checked(field, sampling, MultistageSampling | Poisson | WithoutReplacement)
     refuse_epochs(f"{field} of an episode", sampling.levels[0])
     if EPISODE in sampling.level_names:
         raise ValueError(

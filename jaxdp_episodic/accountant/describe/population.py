@@ -465,11 +465,12 @@ def check_people(
         return  # every episode of the block may hold the person
     needed = BOUNDS[: len(schemes)]
     given = () if people is None else tuple(people.numbers)
-    if people is None or set(given) != set(needed):
+    missing = tuple(name for name in needed if name not in given)
+    if people is None or missing or len(given) > len(needed):
         raise ValueError(
             f"privacy_unit={privacy_unit!r} needs people=PersonBounds(...) with a "
-            f"public bound on {' and '.join(needed) or 'nothing'}, the levels of this "
-            f"sampling, and on no other, got {given or None}"
+            f"public bound on {' and '.join(missing or needed)}, and must not bound "
+            f"others than {needed}, got {given or None}"
         )
     # (bound, its largest value, the source of this limit).
     limits: list[tuple[str, Any, str]] = [

@@ -173,14 +173,13 @@ class ByValue:
         return hash((type(self), _value_key(self)))
 
 
-class _OfKinds:
+class _OfKinds(NamedTuple):
     """What the fields' kinds say, by name: an attribute of classes of specs."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    what: str
 
     def __get__(self, spec: Any, cls: type) -> dict[str, Any]:
-        every = ((n, getattr(k, self._what)) for n, k in kinds_of(cls).items())
+        every = ((n, getattr(k, self.what)) for n, k in kinds_of(cls).items())
         return {name: value for name, value in every if value}
 
 
@@ -363,7 +362,7 @@ def spec_from_dict(
     classes = (allowed,) if isinstance(allowed, type) else tuple(allowed)
     where = where or " or ".join(cls.__name__ for cls in classes)
     refuse_hostile(where, mapping)
-    return _decode(classes, mapping, where, nested=False)
+    return _decode(where, mapping, classes=classes, nested=False)
 
 
 def spec_fields(spec: Any) -> tuple[str, ...]:
@@ -392,7 +391,7 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(
-    classes: tuple[type, ...], mapping: Any, where: str, *, nested: bool
+    where: str, mapping: Any, *, classes: tuple[type, ...], nested: bool
 ) -> Any:
     """Builds the spec of a type, which a table may leave out if there is only one."""
     if nested and isinstance(mapping, classes):
@@ -412,20 +411,16 @@ def _decode(
         raise ValueError(
             f"{where}: missing key 'type', which must be one of {tuple(names)}"
         )
-    kind = mapping.get("type", classes[0].__name__)
-    cls = names[_validation.choice(f"{where}.type", kind, names)]
+    name = mapping.get("type", classes[0].__name__)
+    cls = names[_validation.choice(f"{where}.type", name, names)]
     fields = {k: v for k, v in mapping.items() if k not in ("version", "type")}
     _check_keys(cls, fields, where)
     for key in (key for key in cls.nested_specs if key in fields):
         kind, path, value = kinds_of(cls)[key], f"{where}.{key}", fields[key]
-
-        def inner(place: str, one: Any, kind: Kind = kind) -> Any:
-            return _decode(kind.specs, one, place, nested=True)
-
-        is_several = isinstance(
-            value, list | tuple if kind.several is tuple else Mapping
-        )
-        several = kind.several and is_several
+        inner = functools.partial(_decode, classes=kind.specs, nested=True)
+        is_list = kind.several is tuple and isinstance(value, list | tuple)
+        is_table = kind.several is Mapping and isinstance(value, Mapping)
+        several = is_list or is_table
         fields[key] = each(inner, path, value) if several else inner(path, value)
     with _validation.prefixed(where):
         return cls.from_fields(fields)

@@ -110,10 +110,9 @@ def in_group(
         people = _part(design.num_people, count, PERSON, design.people_per_block)
         return _checked_episodes(dataclasses.replace(design, num_people=people))
     if isinstance(design, GroupedClasses) and level == CLASS:
-        classes = _part(design.num_classes, count, CLASS, design.ways)
         scheme = design.classes
-        if isinstance(scheme, WithoutReplacement):
-            _part(design.num_classes, count, CLASS, scheme.size)
+        least = getattr(scheme, "size", design.ways)
+        classes = _part(design.num_classes, count, CLASS, least)
         if scheme is not None and scheme.population is not None:
             scheme = dataclasses.replace(scheme, population=classes)
         design = dataclasses.replace(design, num_classes=classes, classes=scheme)
@@ -461,9 +460,7 @@ def gaussian_parts(step: Any, what: str) -> tuple[GaussianStep, ...]:
             raise NotImplementedError(
                 f"{what} covers runs of GaussianStep only, got a {type(part).__name__}"
             )
-        _validation.instance(
-            "step", part, GaussianStep, "a GaussianStep or a composed run"
-        )
+        spec.checked("step", part, GaussianStep | ComposedSteps)
     return cast("tuple[GaussianStep, ...]", parts)
 
 

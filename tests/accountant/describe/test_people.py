@@ -266,7 +266,7 @@ REFUSED = [
     (lambda: person(GROUPED, None), "bound on examples and classes"),
     (
         lambda: person(GROUPED, Bounds(examples=1, classes=2, tasks=3)),
-        "on no other, got .*tasks",
+        "must not bound others.*tasks",
     ),
     (lambda: person(GROUPED, privacy_unit="class"), "people must be None unless"),
     (lambda: person(GROUPED, 3), "PersonBounds or None"),

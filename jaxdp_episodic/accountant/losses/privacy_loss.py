@@ -130,11 +130,8 @@ class PrivacyLoss(abc.ABC):
     @functools.cached_property
     def rates(self) -> dict[str, Array]:
         """The fields that are probabilities, by name; the outer rate comes first."""
-        rates = {}
-        for name in field_names(type(self)):
-            if name.endswith("rate"):
-                rates[name] = getattr(self, name)
-        return rates
+        names = (name for name in field_names(type(self)) if name.endswith("rate"))
+        return {name: getattr(self, name) for name in names}
 
     @functools.cached_property
     def chance(self) -> Array:
@@ -159,9 +156,8 @@ class PrivacyLoss(abc.ABC):
 
     def kept_in_range(self) -> Self:
         """Returns fields that kernels can compute with; the loss never shrinks."""
-        raised = dict(self.rates)
-        for name, rate in raised.items():
-            raised[name] = np.maximum(rate, _SMALLEST_RATE)
+        least = _SMALLEST_RATE
+        raised = {name: np.maximum(rate, least) for name, rate in self.rates.items()}
         return dataclasses.replace(self, **raised)
 
     @abc.abstractmethod
@@ -197,10 +193,7 @@ class NoisyLoss(PrivacyLoss):
     @functools.cached_property
     def loses_nothing(self) -> Array:
         """Whether nothing is sampled, or the noise is infinite."""
-        nothing = self.shift == 0
-        for rate in self.rates.values():
-            nothing = nothing | (rate == 0)
-        return nothing
+        return super().loses_nothing | (self.shift == 0)
 
     @functools.cached_property
     def is_unprotected(self) -> Array:
@@ -209,10 +202,8 @@ class NoisyLoss(PrivacyLoss):
 
     def kept_in_range(self) -> Self:
         """Returns rates and shifts that kernels can compute with."""
-        raised = {"shift": np.clip(self.shift, self.SMALLEST_LOSS, self.LARGEST_LOSS)}
-        for name, rate in self.rates.items():
-            raised[name] = np.maximum(rate, _SMALLEST_RATE)
-        return dataclasses.replace(self, **raised)
+        shift = np.clip(self.shift, self.SMALLEST_LOSS, self.LARGEST_LOSS)
+        return dataclasses.replace(super().kept_in_range(), shift=shift)
 
     @property
     def rate_within(self) -> Array:
@@ -310,10 +301,7 @@ class Nodes(PrivacyLoss):
         """Returns the loss distribution as V sums over nodes, cut at V levels."""
 
     def bulk(self) -> tuple[Array, Array]:
-        """Returns the loss near which most of the forward distribution lies, or 0.
-
-        And how far from it the losses without the unit reach.
-        """
+        """Returns a loss near most forward ones, or 0, and those without the unit."""
         nothing = namespace(self.outer_rate).zeros_like(self.outer_rate)
         return nothing, nothing
 

@@ -129,10 +129,7 @@ class DeltaAt(_TargetQuestion):
     def end_value(self, largest_loss: np.ndarray, log_kept: np.ndarray) -> np.ndarray:
         """Returns the probability of an infinite loss."""
         del largest_loss
-        with np.errstate(divide="ignore"):
-            log_lost = np.log(-np.expm1(log_kept))
-        most = np.minimum(_outward(log_lost, up=True), 0.0)
-        return np.where(log_kept < 0, most, -np.inf)
+        return self.with_failure(np.full(np.shape(log_kept), -np.inf), log_kept)
 
     def inside(self) -> DeltaAt:
         """Returns the question with epsilon 1 in place of inf."""
@@ -267,10 +264,9 @@ class Run:
 
     def kept(self) -> Self:
         """Returns the run without unprotected steps: given a finite loss."""
-        counts = []
-        for loss, count in zip(self.losses, self.counts, strict=True):
-            counts.append(np.where(loss.is_unprotected, 0.0, count))
-        return type(self)(self.losses, tuple(counts))
+        pairs = zip(self.losses, self.counts, strict=True)
+        kept = (np.where(loss.is_unprotected, 0.0, count) for loss, count in pairs)
+        return type(self)(self.losses, tuple(kept))
 
     # --- Facts that need no integral ---
 
@@ -301,10 +297,8 @@ class Run:
                     unprotected |= loses & loss.is_unprotected
                     too_little |= taken & loss.has_too_little_noise
                 log_kept += np.where(taken, count * loss.log_kept(), 0.0)
-                largest = count * loss.largest_loss(backward=False)
-                forward += np.where(loses, largest, 0.0)
-                largest = count * loss.largest_loss(backward=True)
-                backward += np.where(loses, largest, 0.0)
+                for most, back in ((forward, False), (backward, True)):
+                    most += np.where(loses, count * loss.largest_loss(backward=back), 0)
         largest = forward * (1 + 1e-12), backward * (1 + 1e-12)
         most = np.where(unprotected, np.inf, np.maximum(*largest))
         for fact in (some, unprotected, too_little, log_kept, *largest, most):
@@ -326,14 +320,12 @@ class Run:
     def refuse(self, method: str) -> None:
         """Raises NotImplementedError if a mechanism lacks a method's protocols."""
         for loss in self.losses:
-            lacking = []
-            for protocol in _PROTOCOLS[method]:
-                if not isinstance(loss, protocol):
-                    lacking.append(protocol.__name__)
+            needed = _PROTOCOLS[method]
+            lacking = [p.__name__ for p in needed if not isinstance(loss, p)]
             if not lacking:
                 continue
             name = type(loss).__name__.removesuffix("Loss")
-            if isinstance(loss, Moments) and not isinstance(loss, Profile):
+            if lacking == [Profile.__name__]:
                 raise NotImplementedError(
                     f"{name} is known by its Rényi divergence alone, which method="
                     f"{method!r} cannot answer; method='rdp' covers it"

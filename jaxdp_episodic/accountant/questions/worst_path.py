@@ -115,6 +115,7 @@ def _at_most(found: Answer, question: Question, run: Run) -> Answer:
     return found
 
 
+@np.errstate(all="ignore")
 def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarray:
     """Bound on log(delta) in a direction whose largest loss is just above epsilon."""
     gap = np.maximum(run.facts.largest_losses[backward] - epsilon, 0.0)
@@ -122,17 +123,14 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
     chance = np.zeros(gap.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         # The largest loss is rounded; an infinite one gives no bound.
-        with np.errstate(all="ignore"):
-            u = loss.largest_loss(backward=backward) * (1 - 1e-12) - gap
+        u = loss.largest_loss(backward=backward) * (1 - 1e-12) - gap
         inside = np.isfinite(u) & (u > 0) & (count > 0) & ~loss.loses_nothing
         if not isinstance(loss, Profile) or not np.any(inside):
             continue  # no tail probability is known, or it is 1
-        with np.errstate(all="ignore"):
-            tails = loss.kept_in_range().log_tails(np.where(inside, u, 1.0))
-            within = np.fmin(np.logaddexp(*tails[backward]) + 1e-12, 0.0)
+        tails = loss.kept_in_range().log_tails(np.where(inside, u, 1.0))
+        within = np.fmin(np.logaddexp(*tails[backward]) + 1e-12, 0.0)
         chance += np.where(inside, count * np.where(inside, within, 0.0), 0.0)
-    with np.errstate(divide="ignore"):
-        return np.log(-np.expm1(-gap)) + chance
+    return np.log(-np.expm1(-gap)) + chance
 
 
 def _of_worst(question: Question, run: Run, method: str) -> Answer:

@@ -167,24 +167,20 @@ def _bounds(
     question: Question, run: Run, width: float | None, share: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns both ends of one run; the wanted width is multiplied by ``share``."""
-    if question.is_epsilon:
-        # The Rényi bound is rarely needed: it is computed where an end is missing.
-        upper = np.where(run.facts.loses_nothing, 0.0, np.inf)
-        upper = at_most_total_variation(question, run, upper)
-    else:
-        upper = rdp_end(question, run, loose=True)
+    # The Rényi bound is rarely needed: it is computed where an end is missing.
+    nothing = run.facts.loses_nothing
+    upper = np.where(nothing, question.nothing, question.everything)
+    upper = at_most_total_variation(question, run, upper)
     lower = np.full(upper.shape, question.nothing)
-    settled = run.facts.is_unprotected | run.facts.loses_nothing
     absolute, relative = (share * each for each in _tolerances(question, width))
-    open_ = ~settled
+    open_ = ~(run.facts.is_unprotected | nothing)
     shift = np.where(open_, run.gaussian_shift(), 0.0)
-    open_ &= (sum(run.counts) < _MOST_STEPS) | (shift > 0)
+    in_range = sum(run.counts) < _MOST_STEPS
     for loss, count in zip(run.losses, run.counts, strict=True):
-        open_ &= (loss.hints().furthest < _LARGEST_SHIFT) | (count == 0) | (shift > 0)
+        in_range &= (loss.hints().furthest < _LARGEST_SHIFT) | (count == 0)
+    open_ &= in_range | (shift > 0)
     if question.is_epsilon:
         open_ &= (question.target > _LEAST_LOG_DELTA) & (upper > absolute)
-    else:
-        open_ &= upper > _LEAST_LOG_DELTA
     steps = _steps_of(run)
     shift_off = shift_error(run)
     most = _USUAL_LATTICE if width is None else LARGEST_LATTICE
@@ -204,9 +200,9 @@ def _bounds(
     return lower, upper
 
 
-def rdp_end(question: Question, run: Run, *, loose: bool = False) -> np.ndarray:
+def rdp_end(question: Question, run: Run) -> np.ndarray:
     """Returns the Rényi bound plus its rounding error."""
-    upper = np.array(rdp_bound(question, run, loose=loose)[0])
+    upper = np.array(rdp_bound(question, run)[0])
     upper = upper + _RDP_ROUNDING * np.where(np.isfinite(upper), np.abs(upper), 0.0)
     return upper if question.is_epsilon else np.minimum(upper, 0.0)
 
@@ -262,7 +258,7 @@ def _ends(
             else:
                 found = log_delta_ends(first.loss, np.array([target.given]))
             low, high = np.ravel(found).tolist()
-    except ArithmeticError:
+    except (ArithmeticError, ValueError):  # whole numbers of inf or NaN
         return known
     # Relative to epsilon; absolute for log(delta).
     if high < low - _CROSSING * (abs(low) + (not target.of_epsilon)):

@@ -43,6 +43,10 @@ from jaxdp_episodic.accountant.describe.rates import (
 from jaxdp_episodic.accountant.describe.releases import Release
 
 STEP = RESERVED_LEVEL_NAME
+# One band needs no level, whose name may then be empty.
+_LevelName = functools.partial(
+    _validation.instance, kinds=str, words="the name of a level"
+)
 _SmallUnits = functools.partial(_validation.choice, allowed=("error", "keep"))
 _Horizon = spec.number(_validation.reals("be >= 1", lambda a: a >= 1))
 
@@ -71,7 +75,7 @@ class Bands(spec.Spec):
 
     count: spec.Size
     _: KW_ONLY
-    level: spec.Word
+    level: Annotated[str, _LevelName]
     horizon: Annotated[float, _Horizon] = 30.0
 
 

@@ -75,29 +75,17 @@ def lay_panels(
         more = (density > density[:1]) | (low < low[:1]) | (high > high[:1])
         used = np.append(True, np.any(more & (high > low), axis=1)[1:])
         low, high, density = low[used], high[used], density[used]
-    ends = _sorted(xp.concatenate([low, high], axis=0))
+    ends = xp.sort(xp.concatenate([low, high]), axis=0)
     ends, low, high, density = computed_once(xp, (ends, low, high, density))
     left, length = ends[:-1], xp.diff(ends, axis=0)
     middle = left + 0.5 * length
-    if xp is np:
-        inside = (middle > low[:, None]) & (middle < high[:, None])
-        panels_per_unit = np.max(np.where(inside, density[:, None], 0.0), axis=0)
-    else:
-        panels_per_unit = xp.zeros_like(middle)
-        for j in range(low.shape[0]):
-            inside = (middle > low[j]) & (middle < high[j])
-            wanted = xp.where(inside, density[j], 0.0)
-            panels_per_unit = xp.maximum(panels_per_unit, wanted)
+    inside = (middle > low[:, None]) & (middle < high[:, None])
+    panels_per_unit = xp.max(xp.where(inside, density[:, None], 0.0), axis=0)
     share = panels_per_unit * length
     # Those of adjoining segments are scaled to add up to an integer.
     is_gap = (share <= 0) & (length > 0)
-    run = _cumulated(is_gap.astype(share.dtype))
-    if xp is np:
-        run_share = np.sum(np.where(run == run[:, None], share[:, None], 0.0), axis=0)
-    else:
-        run_share = xp.zeros_like(share)
-        for j in range(share.shape[0]):
-            run_share = run_share + xp.where(run == run[j], share[j], 0.0)
+    run = np.tri(len(share)) @ is_gap.astype(share.dtype)
+    run_share = xp.sum(xp.where(run == run[:, None], share[:, None], 0.0), axis=0)
     total = xp.sum(share, axis=0)
     gaps = xp.sum(is_gap, axis=0, dtype=share.dtype)
     if xp is np and num_panels > _MANY_PANELS:
@@ -111,28 +99,13 @@ def lay_panels(
     return computed_once(xp, edges)
 
 
-def _sorted(rows: Array) -> Array:
-    """Rows in ascending order, for each setting."""
-    # For twenty rows XLA's sort on the CPU takes four times as long.
-    xp = namespace(rows)
-    if xp is np:
-        return np.sort(rows, axis=0)
-    index = np.arange(rows.shape[0], dtype=np.int32)
-    column = index[:, None, None]
-    is_before = (rows[:, None] < rows) | (
-        (rows[:, None] == rows) & (column < index[:, None])
-    )
-    rank = xp.sum(is_before, axis=0, dtype=np.int32)
-    return xp.max(xp.where(rank == column, rows, -xp.inf), axis=1)
-
-
 def _edges(
     left: Array, length: Array, share: Array, num_panels: int
 ) -> tuple[Array, Array]:
     """Left and right edges of the panels: where the cumulated share is an integer."""
     # A left edge differs from the right edge before it only at a gap.
     xp = namespace(left, length, share)
-    after = _cumulated(share)
+    after = np.tri(len(share)) @ share
     before = after - share
     right, has_some = left + length, share > 0
     panel = length / xp.where(has_some, share, 1.0)
@@ -148,14 +121,6 @@ def _edges(
     lefts, rights = xp.max(lefts, axis=0), xp.min(rights, axis=0)
     # Panels beyond the last one are empty, but their nodes must be finite.
     return lefts, xp.where(xp.isfinite(rights), rights, lefts)
-
-
-def _cumulated(rows: Array) -> Array:
-    """Cumulative sums of rows (S, n)."""
-    xp = namespace(rows)
-    if xp is np:
-        return np.cumsum(rows, axis=0)
-    return np.tri(rows.shape[0]) @ rows  # XLA's cumulative sum takes five times as long
 
 
 def in_blocks(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:

@@ -67,6 +67,15 @@ class PrivacyBudget:
     permitted_steps: int
     before: tuple[GaussianStep, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name, steps in (("step", [self.step]), ("before", self.before)):
+            for one in steps:
+                _validation.instance(name, one, GaussianStep, "made of GaussianSteps")
+        _validation.one("epsilon", self.epsilon, _validation.nonnegative_array)
+        _validation.one("delta", self.delta, _validation.open_unit_array)
+        for name, least in (("num_steps", 0), ("permitted_steps", self.num_steps)):
+            _validation.whole_number(name, getattr(self, name), minimum=least)
+
     def spent(self, num_steps: Any) -> np.ndarray | np.float64:
         """Returns epsilon after that many steps (*upper bound*; shape of the input).
 
@@ -143,33 +152,31 @@ class SpentAhead:
 
     def __init__(self, budget: PrivacyBudget) -> None:
         self._budget = budget
-        self._first, self._values = 0, np.zeros(0)
         runs = runs_of(budget.step, np.ones(()))
         self._is_slow = not all(loss.compiles for run in runs for loss in run.losses)
-        self._after = functools.cache(lambda step: float(budget.spent(step)))
+        self._spent = functools.lru_cache(maxsize=1)(self._of_group)
 
     def at(self, step: int) -> float:
         """Returns epsilon after that many steps, at least 1 (*upper bound*)."""
+        # Group the same steps wherever a run begins: the last digit depends on what is
+        # computed together, and a resumed run must report the same.
+        first, number = step - (step - 1) % _STEPS_AHEAD, _STEPS_AHEAD
         if self._is_slow:
             # The next term of a sequence that grows by a fifth, at least by 1.
-            number = 1
-            while number < step:
-                number += max(number // 5, 1)
-            return self._after(max(step, min(number, self._budget.num_steps)))
-        index = step - self._first
-        if not 0 <= index < len(self._values):
-            # Group the same steps wherever a run begins: the last digit depends on what
-            # is computed together, and a resumed run must report the same.
-            index = (step - 1) % _STEPS_AHEAD
-            first = self._first = step - index
-            last = max(step, min(first + _STEPS_AHEAD - 1, self._budget.num_steps))
-            owed = self._budget.owed(np.arange(first, last + 1))
-            kept, before = np.unique(owed), len(self._budget.before)
-            if before:
-                kept = kept[(kept <= before) | (kept % 10 == 0) | (kept == kept[-1])]
-            spent = np.asarray(self._budget.spent(kept))
-            self._values = spent[np.searchsorted(kept, owed)]
-        return float(self._values[index])
+            first, number = 1, 1
+            while first < step:
+                first += max(first // 5, 1)
+            first = max(step, min(first, self._budget.num_steps))
+        last = max(step, min(first + number - 1, self._budget.num_steps))
+        return float(self._spent(first, last)[max(step - first, 0)])
+
+    def _of_group(self, first: int, last: int) -> np.ndarray:
+        """Epsilon after each number of steps from ``first`` to ``last``."""
+        owed = self._budget.owed(np.arange(first, last + 1))
+        kept, before = np.unique(owed), len(self._budget.before)
+        if before:
+            kept = kept[(kept <= before) | (kept % 10 == 0) | (kept == kept[-1])]
+        return np.asarray(self._budget.spent(kept))[np.searchsorted(kept, owed)]
 
 
 def plan_budget(

@@ -333,6 +333,24 @@ def test_bad_input(changes, message):
         plan_budget(**{**asked, **changes})
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step": 1.0}, "step must be made of GaussianSteps, got 1.0"),
+        ({"before": (1.0,)}, "before must be made of GaussianSteps, got 1.0"),
+        ({"epsilon": -1.0}, "epsilon must be >= 0, got -1.0"),
+        ({"delta": 1.0}, "delta must lie in"),
+        ({"num_steps": 2.5}, "num_steps must be a whole number >= 0"),
+        ({"permitted_steps": 9}, "permitted_steps must be a whole number >= 10"),
+    ],
+)
+def test_a_budget_of_wrong_parts_is_refused(changes, message):
+    parts = {"step": flat_step(), "epsilon": 2.0, "delta": DELTA}
+    parts |= {"num_steps": 10, "permitted_steps": 10, **changes}
+    with pytest.raises((ValueError, TypeError), match=message):
+        PrivacyBudget(**parts)
+
+
 def test_epsilon_along_a_run_is_of_few_steps_and_never_too_small(monkeypatch):
     """All 2^31 steps at once would take 16 GiB before the first one."""
     asked = []

@@ -27,11 +27,6 @@ from jaxdp_episodic.accountant.questions.strategies import (
     part_of,
 )
 
-# Checks of targets, which may be arrays.
-_CHECKS = {
-    "delta": _validation.probability_array,
-    "epsilon": _validation.nonnegative_array,
-}
 # The odometer computed by the library: the filter's epsilon plus a certified margin.
 MARGIN = "margin"
 
@@ -212,23 +207,21 @@ class AdaptiveRun(Menu):
             arguments |= {"max_width": width} if kind == "epsilon" else {}
             low, high = getattr(api, f"{kind}_interval")(same, **arguments)
             return self._reached(low), high
-        targets = _CHECKS[name](name, target)
+        shares, amounts = _validation.probability_array, _validation.nonnegative_array
+        targets = (shares if name == "delta" else amounts)(name, target)
         _validation.broadcast_shape(options=self, **{name: targets})
         settings = self.settings() if self.shape else (self,)
         number = np.arange(len(settings)).reshape(self.shape)
 
         def of_one(setting: int, at: float) -> Any:
-            run = settings[setting]
-            if run is not self:
-                return run._answer(kind, at, upper=upper, width=width)
-            found = self._ends(kind, at, width)
-            return found.upper if upper else found
+            if (run := settings[setting]) is self:
+                return self._ends(kind, at, width)
+            found = run._answer(kind, at, upper=upper, width=width)
+            return (found, found) if upper else found
 
-        found = np.frompyfunc(of_one, 2, 1 if upper else 2)(number, targets)
-        if upper:
-            return np.asarray(found, np.float64)[()]
+        found = np.frompyfunc(of_one, 2, 2)(number, targets)
         low, high = (np.asarray(end, np.float64)[()] for end in found)
-        return self._reached(low), high
+        return high if upper else (self._reached(low), high)
 
     def cost_of_adaptivity(self, *, delta: float) -> AdaptivityCost:
         """Returns the cost of choosing adaptively, compared with each option alone.

@@ -201,7 +201,7 @@ def ends(question: Question, game: Game, *, width: float | None = None) -> Inter
     theorems = []
     for problems in problems_by_theorem(game):
         solvers = [Solver(question, problem) for problem in problems]
-        solvers.sort(key=lambda solver: -solver.expected)
+        solvers.sort(key=lambda solver: -max(solver.uppers.values()))
         worst = Interval(-math.inf, -math.inf)
         for solver in solvers:
             found = solver.answer(width, at_least=worst.lower)

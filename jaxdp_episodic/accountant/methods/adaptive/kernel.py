@@ -12,7 +12,7 @@ from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.privacy_loss import FiniteValues, Profile
 from jaxdp_episodic.accountant.methods.adaptive.problem import Option
 from jaxdp_episodic.accountant.methods.certified import lattice
-from jaxdp_episodic.accountant.methods.certified.plan import with_splits
+from jaxdp_episodic.accountant.methods.certified.plan import graded_grid, with_splits
 from jaxdp_episodic.accountant.numerics.lattice_sums import (
     LatticeSum,
     Summand,
@@ -29,9 +29,6 @@ _REACHES = np.geomspace(1e-9, 1e4, 400)
 _EXPONENTS = np.geomspace(0.01, 300.0, 24)
 # Largest number of cells of the lattice on which steps are composed.
 _MOST_CELLS = 2**21
-# Cells around the loss 0 within which every point of a fine lattice is used. Beyond,
-# bins grow with the loss up to the cells of the coarser lattice.
-_DENSE = 512
 # Relative rounding of the probabilities of a kernel, and of their total.
 _SUM_ERROR = 1e-14
 # Rounding of an exponential, for each unit of 1 plus its exponent.
@@ -163,32 +160,25 @@ def _window(
 def _of_one(loss: Profile, spacing: Spacing) -> Kernel:
     """Returns the kernel of one step."""
     low, high = _reach(loss, spacing)
-    index = np.concatenate(
-        [-_points_to(low, spacing)[:0:-1], _points_to(high, spacing)]
-    )
+    # Of a fine lattice not all points are used, but where losses are small.
+    span, widest = (-spacing.step * low, spacing.step * high), spacing.parts
+    grid = graded_grid([0.0], spacing.step, widest * spacing.step, span)
+    index = grid.astype(int)
     points = with_splits(spacing.step * index)
     bins = lattice.bins_of_step(points, loss, backward=spacing.backward)
-    infinite = 0.0
-    if spacing.up:
-        found, infinite = lattice.upper_masses(points, bins)
-    else:
-        found = lattice.lower_masses(points, bins)
+    found, infinite = _bounded(points, bins, spacing)
     masses = np.zeros(int(index[-1] - index[0]) + 1)
     masses[index - index[0]] = found
     return Kernel(int(index[0]), masses, infinite)
 
 
-def _points_to(end: int, spacing: Spacing) -> np.ndarray:
-    """Returns lattice numbers from 0 to the end, denser where losses are small."""
-    at = min(_DENSE if spacing.parts > 1 else end, end)
-    parts, width = [np.arange(at + 1)], 2
-    while at < end:
-        width = min(width, spacing.parts)
-        last = end if width == spacing.parts else min(2 * at, end)
-        more = np.arange(at + width, last + width, width)
-        parts.append(more)
-        at, width = int(more[-1]), 2 * width
-    return np.concatenate(parts)
+def _bounded(
+    points: np.ndarray, bins: lattice.BinMasses, spacing: Spacing
+) -> tuple[np.ndarray, float]:
+    """Returns probabilities of lattice points that bound bins, and of infinity."""
+    if spacing.up:
+        return lattice.upper_masses(points, bins)
+    return lattice.lower_masses(points, bins), 0.0
 
 
 def _reach(loss: Profile, spacing: Spacing) -> tuple[int, int]:
@@ -221,10 +211,5 @@ def _coarser(fine: Kernel, spacing: Spacing, parts: int) -> Kernel:
     points = 0.5 * spacing.step * np.arange(2 * first, 2 * last + 1)
     losses = spacing.step / parts * fine.index
     bins = lattice.bins_of_masses(points, losses, fine.masses, 4e-15 * fine.masses)
-    infinite = fine.infinite
-    if spacing.up:
-        masses, above = lattice.upper_masses(points, bins)
-        infinite += above
-    else:
-        masses = lattice.lower_masses(points, bins)
-    return Kernel(first, masses, infinite)
+    masses, above = _bounded(points, bins, spacing)
+    return Kernel(first, masses, fine.infinite + above)

@@ -15,7 +15,6 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import (
     RDP_ROUNDING,
     Filter,
     Problem,
-    aligned,
 )
 from jaxdp_episodic.accountant.methods.adaptive.recursion import (
     Curve,
@@ -24,8 +23,10 @@ from jaxdp_episodic.accountant.methods.adaptive.recursion import (
     Window,
     solve,
 )
+from jaxdp_episodic.accountant.methods.certified.plan import aligned
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Interval, Question
 
+_BESIDE = 1e-11  # share of a loss by which lattice points are below it
 _COARSE_POINTS = 800  # points of the first, coarse windows
 _ENOUGH = 1e-5  # default width of epsilon, nats
 _ENOUGH_OF_DELTA = 1e-4  # default width of delta, relative
@@ -170,20 +171,6 @@ class Solver:
         return None
 
     @property
-    def spacing(self) -> float:
-        """The finest spacing so far."""
-        return min(self.spacings.values())
-
-    @property
-    def expected(self) -> float:
-        """*Estimate* of the answer."""
-        return max(map(self._expected_at, self.views))
-
-    def _expected_at(self, backward: bool) -> float:
-        view = self.views[backward]
-        return view.at if self.question.is_epsilon else view.log_size
-
-    @property
     def lead(self) -> bool:
         """The orientation with the larger upper end."""
         return max(self.uppers, key=lambda b: self.uppers[b])
@@ -207,7 +194,7 @@ class Solver:
 
     def begin(self) -> None:
         """Runs coarse passes, which locate the answer and show the ends' width."""
-        lead = max(self.views, key=self._expected_at)
+        lead = self.lead
         for backward, view in self.views.items():
             # Without a tilt larger deltas keep their digits, and some heavy tails.
             tilt = view.tilt if view.log_size < _LEAST_LOG_FLAT else 0.0
@@ -288,7 +275,9 @@ class Solver:
 
     def window(self, view: View, spacing: float) -> Window:
         """Returns the window of a view, with atoms at lattice points."""
-        return view.window(aligned(spacing, self.atoms))
+        found = aligned(spacing, self.atoms, np.ones(len(self.atoms)))
+        # Just above a point: an atom just below one would count as the point before.
+        return view.window(found * (1 - _BESIDE))
 
     def row(
         self,
@@ -326,7 +315,7 @@ class Solver:
             found[1:] = self.known.upper
             return found
         for backward, view in self.views.items():
-            window = self.window(view, min(self.spacing, view.reach))
+            window = self.window(view, min(*self.spacings.values(), view.reach))
 
             def read(state: int, row: Row, window: Window = window) -> None:
                 place = states.get(state)
@@ -460,7 +449,7 @@ def _seen(
     view, spent = solver.views[backward], solver.problem.graph.spent
     right = max(view.right, largest + _LEAST_RIGHT)
     # The largest epsilon is a lattice point, since u may have a kink there.
-    step = min(solver.spacing, view.left + right)
+    step = min(*solver.spacings.values(), view.left + right)
     if largest > 0:
         step = largest / math.ceil(largest / step)
     window = view._replace(right=right, at=largest).window(step)

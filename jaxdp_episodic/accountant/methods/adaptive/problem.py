@@ -89,7 +89,6 @@ _ORDERS = 1 + np.geomspace(0.05, 500.0, 40)
 RDP_ROUNDING = 1e-9  # relative rounding error of Rényi's bound
 # Number of atoms of a loss that shall be lattice points, the heaviest ones.
 _MOST_ATOMS = 4
-_BESIDE = 1e-11  # share of a loss by which lattice points are below it
 FURTHEST = 100.0  # largest loss of a lattice, in nats
 # Rounding of a point of the lattice, relative.
 _POINT_ROUNDING = 2.3e-16
@@ -171,19 +170,6 @@ class Problem(NamedTuple):
             elif loss.may_have_atoms:
                 sizes |= {float(loss.largest_loss(backward=b)) for b in (False, True)}
         return np.array(sorted((x for x in sizes if 0 < x < math.inf), reverse=True))
-
-
-def aligned(spacing: float, atoms: np.ndarray) -> float:
-    """Returns a slightly smaller spacing with the atoms close to lattice points."""
-    # An atom off the lattice costs the lower end up to a whole cell.
-    if not atoms.size or atoms[0] < spacing:
-        return spacing
-    least = math.ceil(atoms[0] / spacing)
-    tried = atoms[0] / np.arange(least, least + max(least // 4, 1) + 1)
-    places = atoms / tried[:, None]
-    off = np.abs(places - np.rint(places)).max(axis=1)
-    # Just above a point: an atom just below one would count as the point before.
-    return float(tried[np.argmin(np.round(off, 6))]) * (1 - _BESIDE)
 
 
 class Filter(NamedTuple):

@@ -33,7 +33,8 @@ class Curve(NamedTuple):
         here = slice(-window.first, None)
         sign = 1.0 if up else -1.0
         values = (row.values + sign * row.error)[here] / window.weights[here]
-        values = np.clip(values * (1 + sign * _ROUNDING), 0.0, 1.0)
+        least = 0.0 if up else row.sure
+        values = np.clip(values * (1 + sign * _ROUNDING), least, 1.0)
         return cls(window.points[here], values)
 
     def upper_end(self, question: Question, shift: float) -> float:
@@ -137,6 +138,7 @@ class Row(NamedTuple):
 
     values: np.ndarray
     error: float
+    sure: float  # probability of an infinite loss, some strategy
 
 
 class Pass(NamedTuple):
@@ -162,10 +164,10 @@ def solve(
         last = {to: state for state, moves in enumerate(graph.moves) for _, to in moves}
         spectra: dict[int, _Spectrum] = {}
         for state, moves in enumerate(graph.moves):
-            row, sure = plan.best(state, [(k, spectra[to]) for k, to in moves])
+            row = plan.best(state, [(k, spectra[to]) for k, to in moves])
             if visit is not None:
                 visit(state, row)
-            spectra[state] = plan.spectrum(row, sure)
+            spectra[state] = plan.spectrum(row)
             for to in {to for _, to in moves if last[to] == state}:
                 del spectra[to]
     return row
@@ -177,7 +179,7 @@ class _Spectrum(NamedTuple):
     transform: np.ndarray  # (length / 2 + 1,)
     norm: float  # of the values
     error: float
-    sure: float  # probability of an infinite loss, some strategy
+    sure: float  # see `Row`
 
 
 class _Move(NamedTuple):
@@ -196,14 +198,11 @@ class _Plan:
     def __init__(self, one: Pass) -> None:
         self.one, window = one, one.window
         self.weights = window.weights
-        # Losses larger than the window lead to its end.
-        folded = [_folded(kernel, window.size) for kernel in one.kernels]
-        right = max(max(-first, 0) for first, _ in folded)
-        left = max(max(first + len(m) - 1, 0) for first, m in folded)
+        reach = np.array([kernel.index[[0, -1]] for kernel in one.kernels])
+        right, left = np.clip(reach * [-1, 1], 0, window.size).max(axis=0).tolist()
         least = max(window.size + left + right, 16)
         self.length = min(m * 2 ** math.ceil(math.log2(least / m)) for m in _LENGTHS)
-        pairs = zip(one.kernels, folded, strict=True)
-        self.moves = [self._move(kernel, *some) for kernel, some in pairs]
+        self.moves = [self._move(kernel) for kernel in one.kernels]
         # Reused for each state: new memory pages take as long as a transform.
         self.padded = np.zeros(self.length)
         self.right = slice(window.size, window.size + right)
@@ -222,24 +221,23 @@ class _Plan:
         x = window.points[0] - window.step * before
         self.before = _guessed(x) * self.weights[0] * self.decay
 
-    def _move(self, kernel: Kernel, first: int, masses: np.ndarray) -> _Move:
-        """The option with this kernel, whose losses have been folded."""
-        window, index = self.one.window, first + np.arange(len(masses))
+    def _move(self, kernel: Kernel) -> _Move:
+        """The option with this kernel."""
+        window, masses, infinite = self.one.window, kernel.masses, kernel.infinite
+        # Losses larger than the window lead to its end.
+        index = np.clip(kernel.index, -window.size, window.size)
         tilted = masses * np.exp(window.tilt * window.step * index)
-        circle = np.zeros(self.length)
-        circle[index % self.length] = tilted
+        circle = np.bincount(index % self.length, tilted, self.length)
         total = float(tilted.sum()) * (1 + 1e-12)
         # Errors of both transforms, and of the inverse of their product.
-        rounding = 2 * float(np.linalg.norm(tilted)) + total
+        rounding = 2 * float(np.linalg.norm(circle)) + total
         rounding *= transform_error(self.length)
-        infinite, finite = kernel.infinite, float(masses.sum())
         if self.one.up:  # further losses would lead further left, where w is at most 1
-            infinite += float(kernel.masses[kernel.index > window.size].sum())
+            infinite += float(masses[kernel.index > window.size].sum())
+        finite = float(masses.sum())
         return _Move(np.fft.rfft(circle), total, rounding, infinite, finite)
 
-    def best(
-        self, state: int, ways: Sequence[tuple[int, _Spectrum]]
-    ) -> tuple[Row, float]:
+    def best(self, state: int, ways: Sequence[tuple[int, _Spectrum]]) -> Row:
         """The maximum of stopping and of every option followed by its row."""
         values, error, sure = self.stop.copy(), 0.0, 0.0
         if self.one.payoff is not None:
@@ -252,11 +250,11 @@ class _Plan:
             # One error for each state: it may grow with the steps, not with the states.
             error = max(error, move.total * after.error + move.rounding * after.norm)
             sure = max(sure, (move.infinite + move.finite * after.sure) * (1 - 1e-13))
-        return Row(values, error), sure
+        return Row(values, error, sure)
 
-    def spectrum(self, row: Row, sure: float) -> _Spectrum:
-        """The spectrum of a row; ``sure``: see `_Spectrum`."""
-        padded, (values, error) = self.padded, row
+    def spectrum(self, row: Row) -> _Spectrum:
+        """The spectrum of a row."""
+        padded, (values, error, sure) = self.padded, row
         padded[: len(values)] = values
         padded[self.left] = self.before
         if self.one.up:
@@ -277,10 +275,3 @@ class _Plan:
 def _guessed(x: np.ndarray) -> np.ndarray:
     """Returns ``(1 - g)_+``."""
     return -np.expm1(np.minimum(x, 0.0))
-
-
-def _folded(kernel: Kernel, size: int) -> tuple[int, np.ndarray]:
-    """Returns probabilities within ``size`` cells of 0; others move to that end."""
-    index = np.clip(kernel.index, -size, size)
-    first = int(index[0])
-    return first, np.bincount(index - first, kernel.masses)

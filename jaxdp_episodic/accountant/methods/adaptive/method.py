@@ -221,6 +221,8 @@ class Solver:
             one = window._replace(tilt=tilt)
             row = self.row(backward, one, **how)
             value = float(row.values[np.argmin(np.abs(one.points - at))])
+            if self.question.is_epsilon:  # it may lie before x, with no loss beyond
+                value = max(value, math.exp(float(self.question.target)))
             found.append((row.error / max(value, 1e-300), one, row))
             if found[-1][0] < enough or not tilt:
                 break

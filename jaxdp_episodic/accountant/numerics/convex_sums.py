@@ -166,7 +166,7 @@ _FAR_SPACING = 0.0033
 # Largest standard deviation of a sum, over its mean, by which its spacing grows.
 _LARGEST_DEVIATION = 0.3
 _FURTHEST = 26.0  # truncation of one normal variable
-# Probability, and part of the mean, that the whole sum may move to 0 and to infinity.
+# Probability and part of the mean of a value that may be moved to 0 and to infinity.
 _TRIMMED = 1e-200
 # Relative error of one term's probabilities, from quadrature.
 _FIRST_ERROR = 2e-13
@@ -199,7 +199,6 @@ class _Plan(NamedTuple):
 
     above: bool
     shift: float
-    total: int  # terms of the whole sum
     core: float  # spacing near the whole sum's mean
     far: float  # spacing of larger values, over their distance from the mean
 
@@ -211,7 +210,7 @@ def lognormal_sum(count: int, shift: float, *, above: bool) -> ConvexOrderBound:
         math.sqrt(math.log1p(math.expm1(shift**2) / count)), _LARGEST_DEVIATION
     )
     core, far = _SPACING * count * relative, _FAR_SPACING * math.sqrt(shift)
-    plan = _Plan(above, shift, count, core, far)
+    plan = _Plan(above, shift, core, far)
     power, total, left = _one_term(plan), None, count
     while left:
         if left % 2:
@@ -307,22 +306,15 @@ def _added(a: ConvexOrderBound, b: ConvexOrderBound) -> ConvexOrderBound:
 def _on_places(plan: _Plan, base: ConvexOrderBound) -> ConvexOrderBound:
     """Moves a sum to points, or into cells; negligible ends are left out."""
     values, masses = base.atoms()
-    # A stable sort makes use of runs that are sorted already.
-    order = np.argsort(values, kind="stable")
-    values, masses = values[order], masses[order]
-    rare = _TRIMMED * base.count / plan.total
-    begin = int(np.searchsorted(np.cumsum(masses), rare))
-    from_top = np.cumsum((masses * values)[::-1])
-    end = len(values) - int(np.searchsorted(from_top, rare * base.count))
-    begin = min(begin, len(values) - 2)
-    end = max(end, begin + 2)
-    weight, logs = masses[begin:end], np.log(values[begin:end])
+    kept = masses * np.maximum(values, 1.0) > _TRIMMED
+    weight, inner = masses[kept], values[kept]
+    logs = np.log(inner)
     # np.sum, as long BLAS products wake its threads; see `quadrature.in_blocks`.
     middle = np.sum(weight * logs) / weight.sum()
     deviation = math.sqrt(np.sum(weight * (logs - middle) ** 2) / weight.sum())
     relative = min(_SPACING * max(deviation, 1e-9), _WIDEST_SPACING)
-    low, high = float(values[begin]), float(values[end - 1])
-    panels = _panels(low, high, relative, float(base.count), plan)
+    ends = float(inner.min()), float(inner.max())
+    panels = _panels(*ends, relative, float(base.count), plan)
     levels, firsts, numbers = np.array(panels).T
     widths, before = 2.0**levels, np.cumsum(numbers) - numbers
     total, starts = int(numbers.sum()), firsts * widths

@@ -9,6 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 
+from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.losses.gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
@@ -398,19 +399,64 @@ def test_ends_of_one_step_contain_the_truth(kind, outer, rate, noise, epsilon):
         assert upper[0] - lower[0] <= 1e-10 * epsilon
 
 
-def test_errors_of_profiles_widen_the_ends(monkeypatch):
-    """A less accurate profile gives wider ends."""
-    run = one_run("swapped", 1, rate=0.1)
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize(
+    "where, name, more",
+    [
+        (lattice, "evaluate_tails", lambda t: t._replace(profile_error=1e-4 * t[0])),
+        (SwappedGaussianLoss, "mass_error", lambda error: error + 1e-4),
+        (lattice, "displacement", lambda nats: nats + 1e-4),
+    ],
+)
+def test_stated_errors_widen_the_ends(where, name, more, steps, monkeypatch):
+    run = one_run("swapped", steps, rate=0.1)
     goal = EpsilonAt(np.array([math.log(1e-5)]))
-    evaluate = lattice.evaluate_tails
+    right = getattr(where, name)
 
-    def doubtful(*arguments):
-        return tuple(
-            t._replace(profile_error=1e-4 * t.profile) for t in evaluate(*arguments)
-        )
+    def doubtful(*arguments, **options):
+        found = right(*arguments, **options)
+        return tuple(map(more, found)) if isinstance(found, tuple) else more(found)
 
     lower, upper = pld_bounds(goal, run)
-    monkeypatch.setattr(lattice, "evaluate_tails", doubtful)
+    monkeypatch.setattr(where, name, doubtful)
     wide_lower, wide_upper = pld_bounds(goal, run)
-    assert wide_lower < lower <= upper < wide_upper
-    assert wide_upper - wide_lower < 1e-2
+    least = 0.5e-4 * steps if name == "displacement" else 1e-5
+    assert least < lower - wide_lower and least < wide_upper - upper
+    assert wide_upper - wide_lower < 0.03 * steps
+
+
+def test_what_the_upper_distribution_leaves_out_is_infinite(monkeypatch):
+    run, right = one_run("swapped", 5, rate=0.1), lattice.upper_masses
+
+    def leaving_out(*arguments):
+        masses, infinite = right(*arguments)
+        return masses, infinite + 1e-6
+
+    _, upper = pld_bounds(delta_at(2.0), run)
+    monkeypatch.setattr(lattice, "upper_masses", leaving_out)
+    _, more = pld_bounds(delta_at(2.0), run)
+    assert np.exp(more) - np.exp(upper) > 4.9e-6
+
+
+def test_the_direction_that_seems_smaller_is_composed_too(monkeypatch):
+    """Whichever comes first: P = (.9, .1), Q = (.5, .5), and both exchanged."""
+    first = composition.first_guess
+    monkeypatch.setattr(
+        composition,
+        "first_guess",
+        lambda *given: first(*given)._replace(log_delta=-1.0),
+    )
+    pair = np.array([[0.9, 0.1], [0.5, 0.5]])
+    cubes = [np.einsum("i,j,k", *3 * [side]).ravel() for side in pair]
+    for epsilon in (0.5, 1.5, 3.0):
+        truth = max(
+            float(np.maximum(one - math.exp(epsilon) * other, 0).sum())
+            for one, other in (cubes, cubes[::-1])
+        )
+        for p, q in (pair, pair[::-1]):
+            columns = (tuple(np.atleast_1d(x) for x in np.log(c)) for c in (p / q, p))
+            game = FiniteLoss(np.ones(1), *columns, np.zeros(1))
+            lower, upper = pld_bounds(
+                delta_at(epsilon), Run((game,), (np.full(1, 3.0),))
+            )
+            assert lower <= math.log(truth) * (1 - 1e-12) and math.log(truth) <= upper

@@ -70,11 +70,11 @@ class PrivacyBudget:
     def __post_init__(self) -> None:
         for name, steps in (("step", [self.step]), ("before", self.before)):
             for one in steps:
-                _validation.instance(name, one, GaussianStep, "made of GaussianSteps")
+                _validation.instance(name, one, GaussianStep, "GaussianSteps only")
         _validation.one("epsilon", self.epsilon, _validation.nonnegative_array)
         _validation.one("delta", self.delta, _validation.open_unit_array)
-        for name, least in (("num_steps", 0), ("permitted_steps", self.num_steps)):
-            _validation.whole_number(name, getattr(self, name), minimum=least)
+        for name in ("num_steps", "permitted_steps"):
+            _validation.whole_number(name, getattr(self, name), minimum=0)
 
     def spent(self, num_steps: Any) -> np.ndarray | np.float64:
         """Returns epsilon after that many steps (*upper bound*; shape of the input).

@@ -108,22 +108,13 @@ def turned(tree: Any) -> Any:
 
 
 def map_first(function: Callable[..., Any], *arrays: Any) -> Any:
-    """Stacks ``function(a[i], …)`` over the first axis of (nested tuples of) arrays."""
-    # The results of a loop are stored. XLA would compute others again for each use,
-    # which takes four times as long.
-    leaves: list[Any] = []
-    map_arrays(leaves.append, arrays)
-    xp, number = namespace(*leaves), len(leaves[0])
-    if xp is np:
-        found = [function(*at(arrays, i)) for i in range(number)]
-        rows: list[list[Any]] = [[] for _ in found]
-        for row, one in zip(rows, found, strict=True):
-            map_arrays(row.append, one)
-        columns = map(np.array, zip(*rows, strict=True))
-        return map_arrays(lambda _: next(columns), found[0])
-    from jax import lax
-
-    return lax.map(lambda one: function(*one), arrays)
+    """Stacks ``function(a[i], …)`` over the first axis of (tuples of) NumPy arrays."""
+    found = [function(*at(arrays, i)) for i in range(len(arrays[0]))]
+    rows: list[list[Any]] = [[] for _ in found]
+    for row, one in zip(rows, found, strict=True):
+        map_arrays(row.append, one)
+    columns = map(np.array, zip(*rows, strict=True))
+    return map_arrays(lambda _: next(columns), found[0])
 
 
 def rows_of(xp: Any, function: Callable[[Any], Array], number: Any, most: int) -> Array:
@@ -145,18 +136,20 @@ def rows_of(xp: Any, function: Callable[[Any], Array], number: Any, most: int) -
 def by_blocks(
     function: Callable[..., tuple[Any, ...]], trees: tuple[Any, ...], block: int
 ) -> tuple[Any, ...]:
-    """(n,) results for trees of (..., n) arrays, computed by blocks of settings."""
+    """(n,) results for trees of (..., n) arrays; JAX computes blocks of settings."""
     leaves: list[Any] = []
     map_arrays(leaves.append, trees)
     xp = namespace(*leaves)
-    if block in (0, leaves[0].shape[-1]):
+    if xp is np or block in (0, leaves[0].shape[-1]):
         return function(*trees)
+    from jax import lax
 
     def cut(a: Any) -> Any:
         """(..., n) to (n / block, ..., block)."""
         return xp.moveaxis(a.reshape(*a.shape[:-1], -1, block), -2, 0)
 
-    return tuple(a.reshape(-1) for a in map_first(function, *map_arrays(cut, trees)))
+    found = lax.map(lambda one: function(*one), map_arrays(cut, trees))
+    return tuple(a.reshape(-1) for a in found)
 
 
 def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -7,9 +7,8 @@ Equation (1), which gives the moment as an integral of both profiles.
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -204,7 +203,7 @@ class HalfLine(NamedTuple):
 
 
 def log_integral(
-    log_parts: Callable[[Array], tuple[Any, Any]],
+    log_parts: Callable[[Array], tuple[Array, Array]],
     windows: Windows | HalfLine | tuple[Array, Array],
     peaks: Array,
     floor: Array,
@@ -214,24 +213,19 @@ def log_integral(
     """Returns the logarithm of the integral of ``e^{b(x)} f(e^{y(x)} - 1)`` over x.
 
     The domain is x >= floor; two arrays in place of windows are the panels' left and
-    right edges. ``log_parts`` returns y = log P/Q and b = log Q. For a sum
-    of several pairs these are lists, or have more dimensions in front. Then f is
-    ``v -> (1 + v)^(1 + t) - 1 - (1 + t) v`` forward, ``v -> (1 + v)^(-t) - 1 + t v``
-    backward, and the sum of both if the direction is "symmetric". With
-    ``rule.with_derivatives`` two derivatives in t follow, divided by the integral.
+    right edges. ``log_parts`` returns y = log P/Q and b = log Q; those of several
+    pairs, which are added, have more dimensions in front. f is ``v -> (1 + v)^(1 + t)
+    - 1 - (1 + t) v`` forward, ``v -> (1 + v)^(-t) - 1 + t v`` backward, and the sum of
+    both if the direction is "symmetric". With ``rule.with_derivatives`` two derivatives
+    in t follow, divided by the integral.
     """
     xp = namespace(peaks, floor, t)
     direction, quadrature, with_derivatives = rule
     parts = 3 if with_derivatives else 1
 
-    def pairs(x: Array) -> Iterator[tuple[Array, Array]]:
-        y, b = log_parts(x)
-        return zip(y, b, strict=True) if isinstance(y, list) else iter([(y, b)])
-
-    exponents = []
-    for y, b in pairs(xp.maximum(peaks, floor)):
-        exponents += [b + (1 + t) * y] * (direction != "backward")
-        exponents += [b - t * y] * (direction != "forward")
+    y, b = log_parts(xp.maximum(peaks, floor))
+    exponents = [b + (1 + t) * y] * (direction != "backward")
+    exponents += [b - t * y] * (direction != "forward")
     # Large moments are scaled down by the integrand at its peaks. If a peak were
     # missed, the sum would overflow to inf, which is a safe answer.
     exponents = xp.concatenate(exponents)
@@ -239,13 +233,10 @@ def log_integral(
     scale = xp.maximum(scale - LARGEST_EXPONENT, 0.0)
 
     def integrand(x: Array) -> tuple[Array, ...]:
-        sums: Any = (0.0,) * parts
-        for y, b in pairs(x):
-            found = scaled_power_excess(y, b - scale, t, direction)
-            if several := tuple(range(y.ndim - x.ndim)):
-                found = tuple(xp.sum(a, axis=several) for a in found)
-            sums = tuple(map(operator.add, sums, found[:parts]))
-        return sums
+        y, b = log_parts(x)
+        found = scaled_power_excess(y, b - scale, t, direction)[:parts]
+        several = tuple(range(y.ndim - x.ndim))
+        return tuple(xp.sum(a, axis=several) for a in found) if several else found
 
     if isinstance(windows, HalfLine):
         total, *derivatives = windows.integrate(integrand, parts)

@@ -80,6 +80,12 @@ class Components(NamedTuple):
     def log_shares(self, j: Array) -> Array:
         """Returns ``log(b_j / p) - j² s² / 2``; j has one further axis in front."""
         counts, rests = self.count, self.log_rest
+        if self.shift.ndim:
+            # Computed for the first setting alone if all have these counts and rates:
+            # profiles have thousands of points.
+            count, rest = counts[..., :1], rests[..., :1]
+            if np.all(counts == count) and np.all(rests == rest):
+                counts, rests = count, rest
         kept = np.minimum(j, counts)
         more = counts - kept
         share = log_binomial(counts + 0 * j, kept) + kept * np.log(-np.expm1(rests))

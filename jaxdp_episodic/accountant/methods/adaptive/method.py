@@ -221,8 +221,11 @@ class Solver:
             one = window._replace(tilt=tilt)
             row = self.row(backward, one, **how)
             value = float(row.values[np.argmin(np.abs(one.points - at))])
-            if self.question.is_epsilon:  # it may lie before x, with no loss beyond
-                value = max(value, math.exp(float(self.question.target)))
+            if value <= row.error and self.question.is_epsilon:
+                # No loss may be as large as x: read it where the answer would be.
+                delta = math.exp(float(self.question.target))
+                end = min(Curve.of(row, one, up=True).epsilon_above(delta), at)
+                value = delta * math.exp(one.tilt * (end - one.center))
             found.append((row.error / max(value, 1e-300), one, row))
             if found[-1][0] < enough or not tilt:
                 break

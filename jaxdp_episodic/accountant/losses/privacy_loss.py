@@ -130,8 +130,11 @@ class PrivacyLoss(abc.ABC):
     @functools.cached_property
     def rates(self) -> dict[str, Array]:
         """The fields that are probabilities, by name; the outer rate comes first."""
-        names = (name for name in field_names(type(self)) if name.endswith("rate"))
-        return {name: getattr(self, name) for name in names}
+        rates = {}
+        for name in field_names(type(self)):
+            if name.endswith("rate"):
+                rates[name] = getattr(self, name)
+        return rates
 
     @functools.cached_property
     def chance(self) -> Array:
@@ -141,8 +144,10 @@ class PrivacyLoss(abc.ABC):
     @functools.cached_property
     def loses_nothing(self) -> Array:
         """Whether P and Q are equal: a rate is 0. The product may be 0 by underflow."""
-        never = [rate == 0 for rate in self.rates.values()]
-        return functools.reduce(operator.or_, never, np.False_)
+        nothing = np.False_
+        for rate in self.rates.values():
+            nothing = nothing | (rate == 0)
+        return nothing
 
     @property
     def is_unprotected(self) -> Array:
@@ -156,8 +161,9 @@ class PrivacyLoss(abc.ABC):
 
     def kept_in_range(self) -> Self:
         """Returns fields that kernels can compute with; the loss never shrinks."""
-        least = _SMALLEST_RATE
-        raised = {name: np.maximum(rate, least) for name, rate in self.rates.items()}
+        raised = dict(self.rates)
+        for name, rate in raised.items():
+            raised[name] = np.maximum(rate, _SMALLEST_RATE)
         return dataclasses.replace(self, **raised)
 
     @abc.abstractmethod

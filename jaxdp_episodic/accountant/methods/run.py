@@ -320,8 +320,10 @@ class Run:
     def refuse(self, method: str) -> None:
         """Raises NotImplementedError if a mechanism lacks a method's protocols."""
         for loss in self.losses:
-            needed = _PROTOCOLS[method]
-            lacking = [p.__name__ for p in needed if not isinstance(loss, p)]
+            lacking = []
+            for protocol in _PROTOCOLS[method]:
+                if not isinstance(loss, protocol):
+                    lacking.append(protocol.__name__)
             if not lacking:
                 continue
             name = type(loss).__name__.removesuffix("Loss")

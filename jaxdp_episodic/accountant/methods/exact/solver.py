@@ -245,8 +245,8 @@ class ContourSolver:
         back = np.full(index.shape, float(backward))
         bound = self.bound[index], self.order[index]
         arrays = (target, initial, *bound, cut, back, groups)
-        losses = [loss for loss, _ in groups]
-        kinds = tuple((type(loss).__name__, len(count)) for loss, count in groups)
+        losses, counts = zip(*groups, strict=True)
+        kinds = tuple(zip(map(type, losses), map(len, counts), strict=True))
         engine, program = "numpy", one_pass
         if effort.loss_nodes <= _MOST_LOSS_NODES:
             engine = choose_engine(index.size, KERNEL._replace(what=kinds), losses)

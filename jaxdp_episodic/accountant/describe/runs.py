@@ -128,6 +128,7 @@ def disjoint(
     """
     _validation.instance("parts", parts, Mapping, "a table of names and steps")
     for name, part in parts.items():
+        checked_name("each name of parts", name)
         spec.checked(f"part {name!r}", part, AnyStep)
     return DisjointParts(tuple(parts), tuple(parts.values()), membership)
 

@@ -421,6 +421,7 @@ def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise TypeError(f"compose takes (step, count) pairs, got {pair!r}")
         step, count = pair
+        spec.checked("each step of compose", step, AnyStep)
         if isinstance(step, ComposedSteps):
             times = _validation.integer_array("count", count, minimum=0)
             for inner, often in zip(step.steps, step.counts, strict=True):

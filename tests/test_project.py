@@ -318,8 +318,8 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 58_240,
-    "jaxdp_episodic/accountant/describe": 3_505,
+    "jaxdp_episodic": 58_242,
+    "jaxdp_episodic/accountant/describe": 3_507,
     "jaxdp_episodic/accountant/losses": 4_523,
     "jaxdp_episodic/accountant/methods": 5_247,
     "jaxdp_episodic/accountant/numerics": 2_742,

@@ -183,8 +183,9 @@ def first_guess(whole: Sequence[CoarseLoss], target: Target) -> Estimate:
     if epsilon is None:
         epsilon = max(bound, 0.0)
         tilt = min(tilt, _STEEPEST / target.enough(epsilon))
-        return Estimate(epsilon, log_delta, tilt, _FIRST_DOUBT)
-    return Estimate(epsilon, max(min(bound, 0.0), LEAST_LOG_DELTA), tilt)
+    else:
+        log_delta = max(min(bound, 0.0), LEAST_LOG_DELTA)
+    return Estimate(epsilon, log_delta, tilt, _FIRST_DOUBT)
 
 
 def make_plan(

@@ -318,10 +318,10 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 58_242,
+    "jaxdp_episodic": 58_243,
     "jaxdp_episodic/accountant/describe": 3_507,
     "jaxdp_episodic/accountant/losses": 4_523,
-    "jaxdp_episodic/accountant/methods": 5_247,
+    "jaxdp_episodic/accountant/methods": 5_248,
     "jaxdp_episodic/accountant/numerics": 2_742,
     "jaxdp_episodic/accountant/questions": 5_399,
     "jaxdp_episodic/accountant/bounds": 1_669,

@@ -354,8 +354,8 @@ def _mu_of(epsilons: np.ndarray, deltas: np.ndarray, least: float = 0.0) -> floa
         return math.inf
     used = slice(int(np.argmax(deltas <= least)) + 1)
     g, d = np.exp(epsilons[used]), deltas[used]
-    corners = lower_hull(g, d)
-    g, d = g[corners], d[corners]
+    g[1:] = np.maximum(g[1:], math.nextafter(1, 2))  # it may round to 1
+    g, d = np.stack((g, d))[:, lower_hull(g, d)]
     alpha = -np.diff(d) / np.diff(g)
     if alpha[-1] < _LEAST_NORMAL:  # underflow
         return math.inf

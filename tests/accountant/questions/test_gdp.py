@@ -37,8 +37,7 @@ def test_gaussians(noise, num_steps):
     np.testing.assert_allclose(missed + caught, 1, rtol=0, atol=1e-14)
     advantage = gdp.advantage(step, num_steps=num_steps)
     assert advantage == pytest.approx(2 * stats.norm.cdf(mu / 2) - 1, rel=1e-12)
-    found = gdp.gdp_mu(step, num_steps=num_steps)
-    assert mu <= found <= mu * (1 + 1e-14)
+    assert mu <= gdp.gdp_mu(step, num_steps=num_steps) <= mu * (1 + 1e-14)
 
 
 @pytest.mark.parametrize("mu", [0.14, 0.33])
@@ -89,9 +88,11 @@ class TestSampled:
         assert np.any(less < deltas)
 
     def test_mu_grows_where_more_of_the_tail_has_to_fit(self):
-        step, floors = sampled(0.01, 0.7), (0.5, 1e-3, 1e-6, 1e-12, 1e-20, 1e-100)
-        values = [gdp.gdp_mu(step, num_steps=1, smallest_delta=f) for f in floors]
-        assert values[0] == 0 and np.all(np.diff(values) > 0)
+        step = sampled([0.01, 1e-50], 0.7)  # the second one's e^epsilon rounds to 1
+        floors = (0.5, 1e-3, 1e-6, 1e-12, 1e-20, 1e-100)
+        found = [gdp.gdp_mu(step, num_steps=1, smallest_delta=f) for f in floors]
+        mu, rare = np.transpose(found)
+        assert mu[0] == 0 and np.all(np.diff(mu) > 0) and 0 < rare[-1] < 1e-14
 
 
 class TestShapes:
@@ -135,9 +136,8 @@ def test_composed_runs():
     step, rate = sampled(1.0, [20.0, 40.0]), {"false_positive_rate": 0.01}
     run = jde.compose((step, 30), (step, 20))
     assert gdp.advantage(run).shape == (2,)
-    found = gdp.true_positive_rate(run, **rate)
     alone = gdp.true_positive_rate(step, num_steps=50, **rate)
-    np.testing.assert_allclose(found, alone, rtol=1e-12)
+    np.testing.assert_allclose(gdp.true_positive_rate(run, **rate), alone, rtol=1e-12)
 
 
 STEP = sampled([0.1, 0.2], 1.0)

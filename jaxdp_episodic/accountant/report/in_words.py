@@ -42,6 +42,7 @@ _WIDTH = 88  # characters per line
 _POINTS = 9
 # Relative; closer epsilons of two levels count as equal.
 _APART = 1e-3
+Block = str | list[str]  # a line, or several, between two empty lines
 
 
 def report_in_words(report: PrivacyReport) -> str:
@@ -67,7 +68,7 @@ def report_in_words(report: PrivacyReport) -> str:
             "|---|---|---|---|",
             *(f"| {level} | {' | '.join(cells)} |" for level, cells in rows.items()),
         ]
-        blocks += ["## Whom else it protects, and how well", "\n".join(table)]
+        blocks += ["## Whom else it protects, and how well", table]
     blocks += [*unknown, *_reversals(report)]
     return _page(blocks + _conditions(report.preconditions, report.warnings))
 
@@ -93,14 +94,14 @@ def adaptive_in_words(budget: AdaptiveBudget, facts: Sequence[str] = ()) -> str:
         "The run may choose its steps based on what it has released. Its options are "
         "fixed before the first one, and the statements above hold for the worst "
         "strategy: they are the same wherever the run ends.",
-        "\n".join(table),
+        table,
     ]
     return _page(blocks + _conditions(adaptive_preconditions(budget), facts))
 
 
 def _opening(
     protected: str, released: str, changed: str, cost: str, attacks: Iterable[str]
-) -> list[str]:
+) -> list[Block]:
     """The sections on who is protected, and how well: two attacks' success rates."""
     right, found = attacks
     alarms = f"{100 * FALSE_ALARMS:g} %"
@@ -114,21 +115,21 @@ def _opening(
         f"Epsilon is {cost}; smaller is better. "
         "Suppose that an attacker sees everything that is released, knows all of the "
         "rest of the data, and asks whether the data were changed in this way:",
-        f"* If both were equally likely, at most {right} of the answers are right; "
-        "without the release 50 % are.\n"
-        f"* With a false alarm in {alarms} of the cases in which nothing was changed, "
-        f"at most {found} of the changes are found; without the release {alarms} are.",
+        [
+            f"* If both were equally likely, at most {right} of the answers are right; "
+            "without the release 50 % are.",
+            f"* With a false alarm in {alarms} of the cases in which nothing was "
+            f"changed, at most {found} of the changes are found; without the release "
+            f"{alarms} are.",
+        ],
     ]
 
 
-def _conditions(preconditions: Sequence[str], warnings: Sequence[str]) -> list[str]:
+def _conditions(preconditions: Iterable[str], warnings: Iterable[str]) -> list[Block]:
     """The sections of preconditions and warnings."""
-    noted = ["## Also to note", _listed(warnings)] if warnings else []
-    return ["## It holds if", _ANSWER, _listed(preconditions), *noted]
-
-
-def _listed(texts: Iterable[str]) -> str:
-    return "\n".join(f"* {text}" for text in texts)
+    needed, noted = ([f"* {t}" for t in texts] for texts in (preconditions, warnings))
+    also: list[Block] = ["## Also to note", noted] if noted else []
+    return ["## It holds if", _ANSWER, needed, *also]
 
 
 def _attacks(run: Any, **how: Any) -> tuple[float, float]:
@@ -153,7 +154,7 @@ def _percent(share: float) -> str:
     return f"{min(np.ceil(1000 * share) / 10, 100.0):g} %"
 
 
-def _reversals(report: PrivacyReport) -> Iterator[str]:
+def _reversals(report: PrivacyReport) -> Iterator[Block]:
     """Sections that explain why a unit costs more than a coarser one, if it does."""
     # A person, or an original, may be in several of the coarser units.
     values = report.epsilon_by_level.items()
@@ -163,7 +164,7 @@ def _reversals(report: PrivacyReport) -> Iterator[str]:
         if known[fine] > known[coarse] * (1 + _APART):
             reasons = [text for step in steps for text in _reasons(step, coarse, fine)]
             yield f"## Why one {fine} costs more than one {coarse}"
-            yield _listed(dict.fromkeys(reasons))
+            yield [f"* {reason}" for reason in dict.fromkeys(reasons)]
 
 
 def _reasons(step: GaussianStep, coarse: str, fine: str) -> Iterator[str]:
@@ -191,16 +192,18 @@ def _reasons(step: GaussianStep, coarse: str, fine: str) -> Iterator[str]:
         )
 
 
-def _page(blocks: list[str]) -> str:
-    """Joins blocks of text; wraps lines other than rows of tables and headings."""
-    lines = "\n\n".join(blocks).split("\n")
+def _page(blocks: Iterable[Block]) -> str:
+    """Joins blocks; wraps lines other than rows of tables and headings."""
     fill = functools.partial(textwrap.fill, width=_WIDTH, break_on_hyphens=False)
-    return "\n".join(
-        line
-        if line.startswith(("|", "#"))
-        else fill(line, subsequent_indent="  " * line.startswith("* "))
-        for line in lines
-    )
+
+    def wrapped(text: str) -> str:
+        line = " ".join(text.splitlines())  # the name of a level may break lines
+        if line.startswith(("|", "#")):
+            return line
+        return fill(line, subsequent_indent="  " * line.startswith("* "))
+
+    every = ([block] if isinstance(block, str) else block for block in blocks)
+    return "\n\n".join("\n".join(map(wrapped, lines)) for lines in every)
 
 
 # --- An adaptive run after each of its steps ---
@@ -247,5 +250,4 @@ def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
 def adaptive_preconditions(budget: AdaptiveBudget) -> list[str]:
     """Returns the preconditions of the guarantee that cannot be checked."""
     every = budget.composed(dict.fromkeys(budget.options, 1))
-    found = preconditions_of(every, chooses=True)
-    return [*found, *([_PARTS] if len(budget.runs) > 1 else [])]
+    return [*preconditions_of(every, chooses=True), *[_PARTS] * (len(budget.runs) > 1)]

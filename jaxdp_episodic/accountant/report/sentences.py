@@ -142,9 +142,8 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
     rule = "its id, its place on a public list" if by_id else "its place"
     clips = dict.fromkeys(part.clip_unit for part in run.gaussian_steps)
     clipped = " or ".join("step" if c == STEP else f"{c!r}" for c in clips)
-    above = last if is_person else unit
+    above, people = last if is_person else unit, bounding.people
     slots = last if is_person and not in_blocks else unit
-    people = bounding.people
     bounds = "one" if makes_one(people) else f"this: {bounds_in_words(people)}"
     rows = (
         (
@@ -358,9 +357,8 @@ def _private_sizes(run: ComposedSteps) -> list[str]:
     for part in run.gaussian_steps:
         if part.population is None or part.neighboring_relation != "add_remove":
             continue
-        unit, schemes = str(part.privacy_unit), part.design.schemes
-        if unit in OWNED:
-            unit = schemes[-1].name
+        schemes, unit = part.design.schemes, str(part.privacy_unit)
+        unit = schemes[-1].name if unit in OWNED else unit
         last = {scheme.name: scheme for scheme in schemes}.get(unit)
         if isinstance(last, WithoutReplacement):
             return [

@@ -421,8 +421,8 @@ def test_stated_errors_widen_the_ends(where, name, more, steps, monkeypatch):
     monkeypatch.setattr(where, name, doubtful)
     wide_lower, wide_upper = pld_bounds(goal, run)
     least = 0.5e-4 * steps if name == "displacement" else 1e-5
-    assert least < lower - wide_lower and least < wide_upper - upper
-    assert wide_upper - wide_lower < 0.03 * steps
+    assert lower <= upper and min(lower - wide_lower, wide_upper - upper) > least
+    assert wide_upper - wide_lower < (1e-2 if steps == 1 else 0.15)
 
 
 def test_what_the_upper_distribution_leaves_out_is_infinite(monkeypatch):
@@ -441,11 +441,11 @@ def test_what_the_upper_distribution_leaves_out_is_infinite(monkeypatch):
 def test_the_direction_that_seems_smaller_is_composed_too(monkeypatch):
     """Whichever comes first: P = (.9, .1), Q = (.5, .5), and both exchanged."""
     first = composition.first_guess
-    monkeypatch.setattr(
-        composition,
-        "first_guess",
-        lambda *given: first(*given)._replace(log_delta=-1.0),
-    )
+
+    def equal(*given):
+        return first(*given)._replace(log_delta=-1.0)
+
+    monkeypatch.setattr(composition, "first_guess", equal)
     pair = np.array([[0.9, 0.1], [0.5, 0.5]])
     cubes = [np.einsum("i,j,k", *3 * [side]).ravel() for side in pair]
     for epsilon in (0.5, 1.5, 3.0):
@@ -456,7 +456,6 @@ def test_the_direction_that_seems_smaller_is_composed_too(monkeypatch):
         for p, q in (pair, pair[::-1]):
             columns = (tuple(np.atleast_1d(x) for x in np.log(c)) for c in (p / q, p))
             game = FiniteLoss(np.ones(1), *columns, np.zeros(1))
-            lower, upper = pld_bounds(
-                delta_at(epsilon), Run((game,), (np.full(1, 3.0),))
-            )
+            run = Run((game,), (np.full(1, 3.0),))
+            lower, upper = pld_bounds(delta_at(epsilon), run)
             assert lower <= math.log(truth) * (1 - 1e-12) and math.log(truth) <= upper

@@ -132,8 +132,8 @@ class Curve(NamedTuple):
 
     def epsilon(self, log_delta: float, near: float) -> float:
         """Returns the epsilon at a delta, rounded safely, near an estimate."""
-        value, slope = self.log_delta(near), self.estimate(near)[1]
-        step = min(_STEP_MARGIN * abs(value - log_delta), 1.0) / max(slope, 1e-300)
+        slope = self.estimate(near)[1] or 1 / self.whole.spacing  # no cell is beyond
+        step = min(_STEP_MARGIN * abs(self.log_delta(near) - log_delta), 1.0) / slope
         step = max(step, _NEAR * (near + 1e-300))
         return certified_epsilon(self.log_delta, log_delta, near, step, up=self.up)
 
@@ -317,9 +317,9 @@ def _narrowed(
     known, scale, coarser, before = direction.guess, 1.0, 1.0, math.inf
     for trial in range(_MOST_PLANS):
         plan = make_plan(direction.coarse, target, known, scale)
-        spacing = coarser * max(plan.spacing, _SPARE_LENGTH * plan.length / most_cells)
-        if spacing > max(plan.spacing, _LITTLE * before):
-            break  # no much finer lattice is possible
+        spacing = coarser * max(_SPARE_LENGTH * plan.length / most_cells, plan.spacing)
+        if not spacing <= max(plan.spacing, _LITTLE * before):
+            break  # no much finer lattice is possible, or the length is NaN
         plan = plan._replace(spacing=spacing, widest=max(plan.widest, spacing))
         laid = _lattice(direction, plan)
         found = laid and _ends(laid, plan, target, most_cells)

@@ -258,7 +258,7 @@ def _ends(
             else:
                 found = log_delta_ends(first.loss, np.array([target.given]))
             low, high = np.ravel(found).tolist()
-    except (ArithmeticError, ValueError):  # whole numbers of inf or NaN
+    except ArithmeticError:
         return known
     # Relative to epsilon; absolute for log(delta).
     if high < low - _CROSSING * (abs(low) + (not target.of_epsilon)):

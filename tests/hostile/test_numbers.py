@@ -127,7 +127,7 @@ def test_numbers_at_the_edge(name):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_other_types_are_type_errors(name):
-    for value in NO_NUMBERS:
+    for value in (*NO_NUMBERS, *[None] * (name in ("epsilon, noise", "rates"))):
         with pytest.raises(TypeError):
             CALLS[name](value)
 

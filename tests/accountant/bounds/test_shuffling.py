@@ -208,5 +208,5 @@ def test_invalid_arguments_are_refused():
         {"local_epsilon": [1, 2], "epsilon": [0, 0, 0]},
     ):
         setting = {"local_epsilon": 1.0, "num_users": 10, "epsilon": 0.5, **change}
-        with pytest.raises(ValueError, match="|".join(change)):
+        with pytest.raises(ValueError, match="|".join(f"{n}(:| must)" for n in change)):
             shuffled_delta(setting.pop("local_epsilon"), **setting)

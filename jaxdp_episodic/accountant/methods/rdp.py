@@ -270,11 +270,13 @@ class Solver(NamedTuple):
         losses = [group.loss for group in self.groups]
         kinds = tuple((type(g.loss).__name__, len(g.count)) for g in self.groups)
         kernel = _KERNEL._replace(what=(self.direction, self.on_lattice, kinds))
-        engine, block = choose_engine(self.target.size, kernel, losses), 0
+        # JAX computes a whole chunk, even for the few settings left in a search.
+        few = t.size < min(self.target.size, _KERNEL.least)
+        engine = "numpy" if few else choose_engine(self.target.size, kernel, losses)
         program: Any = moments
         if engine == "jax":
             program = functools.partial(on_jax, jitted(moments, ("rule", "block")))
-            block = _CPU_BLOCK if on_cpu() else 0
+        block = _CPU_BLOCK if engine == "jax" and on_cpu() else 0
         rule = MomentRule(self.direction, quadrature, derivatives)
         program = functools.partial(program, rule=rule, block=block)
         part = t, taken(self.groups, index)
@@ -320,10 +322,8 @@ class Solver(NamedTuple):
         if self.on_lattice:
             value = np.where((log_t < end) | idle, value, np.nan)
         if is_epsilon:
-            bound = np.maximum(epsilon_at(target, t, value), 0.0)
-        else:
-            bound = np.minimum(log_delta_at(target, t, value), 0.0)
-        return bound, 1 + t
+            return np.maximum(epsilon_at(target, t, value), 0.0), 1 + t
+        return np.minimum(log_delta_at(target, t, value), 0.0), 1 + t
 
 
 # --- The method ---

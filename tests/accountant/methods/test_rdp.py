@@ -77,14 +77,7 @@ def random_runs(seed: int, count: int, *, transition: bool) -> Run:
     )
 
 
-def converted(curve: np.ndarray, orders: np.ndarray, delta: Any) -> np.ndarray:
-    """Epsilon at each order (Canonne, Kamath and Steinke 2020, Proposition 12)."""
-    spent = (np.log(delta) + np.log(orders)) / (orders - 1)
-    return np.maximum(curve + np.log1p(-1 / orders) - spent, 0.0)
-
-
-# 60 orders at a time, so that one compiled size suffices.
-SCAN = np.split(1 + np.geomspace(1e-6, 1e9, 240), 4)
+SCAN = 1 + np.geomspace(1e-6, 1e9, 240)
 ZOOM = 41
 
 
@@ -95,11 +88,13 @@ def scanned(kind: str, runs: Run) -> np.ndarray:
         run = Run(*row)
 
         def values(orders: np.ndarray, run: Run = run) -> np.ndarray:
+            """Canonne, Kamath and Steinke (2020), Proposition 12."""
             curve = jde.rdp(KINDS[kind](run), orders, direction="forward")
-            return converted(run.num_steps * curve, orders, run.delta)
+            spent = (np.log(run.delta) + np.log(orders)) / (orders - 1)
+            value = run.num_steps * curve + np.log1p(-1 / orders) - spent
+            return np.maximum(value, 0.0)
 
-        orders = np.concatenate(SCAN)
-        found = np.concatenate([values(part) for part in SCAN])
+        orders, found = SCAN, values(SCAN)
         lowest = found.min()
         for _ in range(5):
             place = int(found.argmin())
@@ -205,14 +200,13 @@ def test_lattice_and_panels_find_the_same(engine, transition):
 )
 def test_panels_answer_beyond_the_lattice(question, rate, noise, num_steps):
     groups = _sampled([rate, 0.01], [noise, 1.0], [num_steps, 100.0])
-    target = np.full(2, -9.0) if question is EpsilonAt else np.full(2, 4.45)
     is_epsilon = question.is_epsilon
+    target = np.full(2, -9.0 if is_epsilon else 4.45)
     found, _ = best(target, groups, is_epsilon, on_lattice=True)
     np.testing.assert_array_equal(np.isnan(found), [True, False])
     ((loss, count),) = groups
-    bound, _ = rdp_bound(
-        question(target), EveryRun((loss.map(np.ravel),), (count.ravel(),))
-    )
+    run = EveryRun((loss.map(np.ravel),), (count.ravel(),))
+    bound, _ = rdp_bound(question(target), run)
     by_panels, _ = best(target, groups, is_epsilon)
     np.testing.assert_allclose(bound, by_panels, rtol=1e-9)
 
@@ -234,3 +228,16 @@ def test_single_settings_equal_a_batch():
     batch = epsilon(*(np.array(column) for column in zip(*rows, strict=True)))
     single = [epsilon(*row) for row in rows]
     np.testing.assert_allclose(single, batch, rtol=3e-9)
+
+
+def test_jax_computes_no_chunks_for_a_few_settings_left(monkeypatch):
+    runs, calls = random_runs(13, 64, transition=False), []
+
+    def on_jax(_, *arrays, **kinds):
+        calls.append(arrays)
+        return rdp.moments(*arrays, **kinds)
+
+    monkeypatch.setattr(rdp, "choose_engine", lambda *_: "jax")
+    monkeypatch.setattr(rdp, "on_jax", on_jax)
+    best(np.log(runs.delta), _sampled(runs.rate, runs.noise, runs.num_steps), True)
+    assert len(calls) <= 4  # they were 19

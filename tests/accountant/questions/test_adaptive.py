@@ -187,12 +187,14 @@ def test_extreme_options():
         assert few.epsilon(delta=1e-5) > 1e5 and few.delta(epsilon=1e3) >= 1e-3
 
 
-def test_options_without_sampling_are_exact():
+def test_options_without_sampling_are_exact_and_with_rare_failures_close():
     options = {name: gaussian(noise, 1.0) for name, noise in (("a", 10.0), ("b", 20.0))}
     run = priced(400, options, (4, 1))
     # Squared shifts 1/100 and 1/400: together shift 1 for every strategy.
     one = jde.delta(gaussian(1.0, 1.0), epsilon=0.5, num_steps=1)
     assert run.delta(epsilon=0.5) == pytest.approx(one, rel=1e-12)
+    rare = priced(9, {"a": SLOW, "b": jde.ApproximateDP(0.1, 1e-14)}, (2, 3))
+    assert np.diff(rare.epsilon_interval(delta=1e-12)) < 1e-4
 
 
 @pytest.mark.slow
@@ -281,9 +283,7 @@ def test_an_odometer_may_be_far_smaller_than_the_lattice(odometer):
     """At a delta this large epsilon is 0, up to rounding."""
     option = jde.RandomizedResponse(0.9, 2)
     delta = 0.3 if odometer == "margin" else None
-    run = jde.AdaptiveRun(
-        {"a": option}, prices={"a": 1}, budget=1, odometer=odometer, delta=delta
-    )
+    run = priced(1, {"a": option}, (1,), odometer=odometer, delta=delta)
     assert (most := max(run.odometer)) < (1e-11 if odometer == "margin" else 6e-7)
     lower, upper = run.odometer_interval()  # the true answer: 0.55 against 0.45
     assert 0.1 - max(1e-9, 1.1 * most) < lower <= upper < 0.1 + 1e-9

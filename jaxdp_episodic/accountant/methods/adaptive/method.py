@@ -141,7 +141,7 @@ class Solver:
         self.transforms = sum(len(moves) + 1 for moves in problem.graph.moves)
         self.spacings = dict.fromkeys(problem.orientations, math.inf)
         # Upper bound of the probability of an infinite loss.
-        self.lost = -math.expm1(-lost) * (1 + RDP_ROUNDING)
+        self.lost = min(-math.expm1(-lost) * (1 + RDP_ROUNDING), 1.0)
         log_lost = math.log(self.lost) if self.lost else -math.inf
         self.uppers, self.views = {}, {}
         for b, of in self.filters.items():
@@ -151,8 +151,11 @@ class Solver:
         self.known = self._without_passes(log_lost)
 
     def _tilted(self, view: View) -> View:
-        """Removes the tilt if values do not decrease to 0 on the right."""
-        return view._replace(tilt=0.0) if self.lost else view
+        """Weighs both ends of a window alike if values do not decrease to 0."""
+        if self.lost and view.reach:
+            tilt = min(-math.log(self.lost) / view.reach, _MOST_TILT)
+            view = view._replace(tilt=tilt if view.log_size < _LEAST_LOG_FLAT else 0.0)
+        return view
 
     def _without_passes(self, log_lost: float) -> Interval | None:
         """Returns the ends if the answer is trivial, or beyond float64."""
@@ -239,9 +242,8 @@ class Solver:
         self.spacings[backward] = min(window.step, self.spacings[backward])
         self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
         if below:
-            row = self.row(backward, window, up=False)
-            lower = self.lower_end(Curve.of(row, window, up=False), curve)
-            self.lower = max(self.lower, lower)
+            lower = Curve.of(self.row(backward, window, up=False), window, up=False)
+            self.lower = max(self.lower, self.lower_end(lower, curve))
 
     def refine(self, enough: float, at_most: float = math.inf) -> None:
         """Runs finer passes until the ends are close enough, or too much work."""

@@ -234,8 +234,7 @@ class _Plan:
         rounding *= transform_error(self.length)
         if self.one.up:  # further losses would lead further left, where w is at most 1
             infinite += float(masses[kernel.index > window.size].sum())
-        finite = float(masses.sum())
-        return _Move(np.fft.rfft(circle), total, rounding, infinite, finite)
+        return _Move(np.fft.rfft(circle), total, rounding, infinite, masses.sum())
 
     def best(self, state: int, ways: Sequence[tuple[int, _Spectrum]]) -> Row:
         """The maximum of stopping and of every option followed by its row."""

@@ -153,10 +153,7 @@ def test_one_term_has_the_price_of_an_option(shift):
 
 @pytest.mark.parametrize(
     "row",
-    [
-        row if row[0] <= 100 else pytest.param(row, marks=pytest.mark.slow)
-        for row in SINGLE
-    ],
+    [r if r[0] <= 100 else pytest.param(r, marks=pytest.mark.slow) for r in SINGLE],
     ids=lambda row: "-".join(map(str, row[:5])),
 )
 def test_single_epochs_of_the_reference(row):
@@ -174,9 +171,13 @@ def test_single_epochs_of_the_reference(row):
     assert high > truth * (1 + 1e-8)
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize(("count", "shift"), [(2, 1e-4), (7, 0.3), (2, 10.0)])
-def test_masses_means_and_order(count, shift):
+SUMS = [(2, 1e-4, 1e-200), (7, 0.3, 1e-200), (3, 4.5, 1e-6), (2, 10.0, 1e-200)]
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(("count", "shift", "trimmed"), SUMS)
+def test_masses_means_and_order(count, shift, trimmed, monkeypatch):
+    monkeypatch.setattr(f"{lognormal_sum.__module__}._TRIMMED", trimmed)
     low, high = both(count, shift)
     found = []
     for bound in (low, high):
@@ -185,13 +186,12 @@ def test_masses_means_and_order(count, shift):
         assert np.all(masses > 0) and np.all(np.diff(values) > 0)
         assert masses.sum() + bound.lost == pytest.approx(1, abs=1e-10)
         assert masses @ values + bound.infinite == pytest.approx(count, rel=1e-10)
-        assert bound.lost + bound.infinite / count < 1e-21
+        assert bound.lost + bound.infinite / count < (1e-21 if trimmed < 1e-9 else 0.1)
         assert bound.mass_error + bound.place_error < 1e-8
     x = count * np.exp(np.linspace(-2, 2, 41) * shift)
     for rising in (True, False):
-        assert np.all(
-            gain(low, x, rising=rising) <= gain(high, x, rising=rising) * (1 + 1e-11)
-        )
+        least, most = (gain(bound, x, rising=rising) for bound in (low, high))
+        assert np.all(least <= most * (1 + 1e-11))
     variance = count * np.expm1(shift**2)
     if shift < 4:
         assert found[0] < variance < found[1] < variance * (1 + 3e-4)

@@ -187,14 +187,14 @@ def test_extreme_options():
         assert few.epsilon(delta=1e-5) > 1e5 and few.delta(epsilon=1e3) >= 1e-3
 
 
-def test_options_without_sampling_are_exact_and_with_rare_failures_close():
+def test_options_without_sampling_are_exact_and_small_deltas_close():
     options = {name: gaussian(noise, 1.0) for name, noise in (("a", 10.0), ("b", 20.0))}
-    run = priced(400, options, (4, 1))
     # Squared shifts 1/100 and 1/400: together shift 1 for every strategy.
     one = jde.delta(gaussian(1.0, 1.0), epsilon=0.5, num_steps=1)
-    assert run.delta(epsilon=0.5) == pytest.approx(one, rel=1e-12)
-    rare = priced(9, {"a": SLOW, "b": jde.ApproximateDP(0.1, 1e-14)}, (2, 3))
-    assert np.diff(rare.epsilon_interval(delta=1e-12)) < 1e-4
+    assert priced(400, options, (4, 1)).delta(epsilon=0.5) == pytest.approx(one, 1e-12)
+    fails, steep = jde.ApproximateDP(0.1, 1e-14), jde.LaplaceRelease(1.73)
+    for some in ({"a": SLOW, "b": fails}, {"a": gaussian(3.05, 0.0036), "b": steep}):
+        assert np.diff(priced(9, some, (8, 6)).epsilon_interval(delta=1e-12)) < 1e-4
 
 
 @pytest.mark.slow

@@ -167,8 +167,7 @@ def _of_one(loss: Profile, spacing: Spacing) -> Kernel:
     points = with_splits(spacing.step * index)
     bins = lattice.bins_of_step(points, loss, backward=spacing.backward)
     found, infinite = _bounded(points, bins, spacing)
-    masses = np.bincount(index - index[0], found)
-    return Kernel(int(index[0]), masses, infinite)
+    return Kernel(int(index[0]), np.bincount(index - index[0], found), infinite)
 
 
 def _bounded(

@@ -203,8 +203,9 @@ class Solver:
             tilt = view.tilt if view.log_size < _LEAST_LOG_FLAT else 0.0
             window, row = self._trials(backward, view._replace(tilt=tilt))
             self._found(backward, window, row, below=backward == lead)
-            # Not a bound, only the position and slope of the curve.
+            # No bound, only position and slope; left of it rounding may be larger.
             curve = Curve.of(row._replace(error=0.0), window, up=True)
+            curve = Curve(curve.x, np.maximum.accumulate(curve.values[::-1])[::-1])
             view = self._tilted(view.seen(self.question, curve))
             if view.tilt > window.tilt:
                 view = view._replace(tilt=self._trials(backward, view)[0].tilt)

@@ -193,7 +193,7 @@ def make_plan(
 ) -> Plan:
     """Chooses tilt, window and spacing for a width ``scale`` times the wanted one."""
     needed = min(known.slope * target.width(known), 1.0)
-    log_rare = known.log_delta - known.doubt + math.log(needed * max(scale, 0.1))
+    log_rare = known.log_delta + math.log(needed * max(scale, 0.1))
     losses = _without_rare(whole, log_rare)
     tilt, _ = _best_tilt(losses, known.epsilon, 0.0)
     if target.of_epsilon:

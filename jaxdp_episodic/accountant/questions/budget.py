@@ -68,6 +68,7 @@ class PrivacyBudget:
     before: tuple[GaussianStep, ...] = ()
 
     def __post_init__(self) -> None:
+        _validation.instance("before", self.before, tuple, "a tuple of GaussianSteps")
         for name, steps in (("step", [self.step]), ("before", self.before)):
             for one in steps:
                 _validation.instance(name, one, GaussianStep, "GaussianSteps only")

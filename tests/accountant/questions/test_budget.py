@@ -338,6 +338,7 @@ def test_bad_input(changes, message):
     [
         ({"step": 1.0}, "step must be GaussianSteps only, got 1.0"),
         ({"before": (1.0,)}, "before must be GaussianSteps only, got 1.0"),
+        ({"before": None}, "before must be a tuple of GaussianSteps, got None"),
         ({"epsilon": -1.0}, "epsilon must be >= 0, got -1.0"),
         ({"delta": 1.0}, "delta must lie in"),
         ({"num_steps": 2.5}, "num_steps must be a whole number >= 0"),

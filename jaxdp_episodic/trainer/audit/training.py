@@ -101,9 +101,9 @@ _EVALUATIONS = 64
 class Training:
     """A run as an auditor needs it: the arguments of `Trainer`, without canaries.
 
+    Fields that are not listed are the arguments of `Trainer` of the same name.
+
     Attributes:
-      learner, params, shots, optimizer, l2_clip_norm, normalizer, block_size, noise,
-        clipping: as of `Trainer`.
       data: without canaries.
       budget: the claim: its step, its delta and its number of steps.
       start: makes the private statistics of a table that the run begins with, the

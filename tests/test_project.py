@@ -318,10 +318,10 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 58_244,
+    "jaxdp_episodic": 58_254,
     "jaxdp_episodic/accountant/describe": 3_507,
     "jaxdp_episodic/accountant/losses": 4_523,
-    "jaxdp_episodic/accountant/methods": 5_248,
+    "jaxdp_episodic/accountant/methods": 5_258,
     "jaxdp_episodic/accountant/numerics": 2_742,
     "jaxdp_episodic/accountant/questions": 5_400,
     "jaxdp_episodic/accountant/bounds": 1_669,
@@ -345,7 +345,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_202,
     "jaxdp_episodic/files": 1_361,
     "experiments": 7_098,
-    "tests": 48_291,
+    "tests": 48_292,
 }
 
 

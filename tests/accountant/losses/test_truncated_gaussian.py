@@ -156,7 +156,8 @@ def test_a_batch_of_exactly_all_gets_a_certified_end():
         assert info.is_certified_bound and low < found <= high < low * (1 + 1e-3)
         assert 0 < info.error <= high - low
         values.append(found)
-    assert 0.99772 == pytest.approx(values[0], 1e-5) and values[0] < values[1]
+    truth, off = 0.9977177, 1e-7  # by max_width=1e-6
+    assert truth - off <= values[0] <= truth + 1e-4 and values[0] < values[1]
 
 
 def test_no_draw_and_no_noise():

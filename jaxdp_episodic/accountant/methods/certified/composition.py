@@ -19,6 +19,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.certified.plan import (
     LEAST_LOG_DELTA,
+    RARE_WIDTH,
     CoarseLoss,
     Estimate,
     Plan,
@@ -317,7 +318,12 @@ def _narrowed(
     known, scale, coarser, before = direction.guess, 1.0, 1.0, math.inf
     for trial in range(_MOST_PLANS):
         plan = make_plan(direction.coarse, target, known, scale)
-        spacing = coarser * max(_SPARE_LENGTH * plan.length / most_cells, plan.spacing)
+        least = _SPARE_LENGTH * plan.length / most_cells
+        if target.of_epsilon and known.doubt and least > plan.spacing:
+            # Rare losses lengthen a window that has too few cells already.
+            plan = make_plan(direction.coarse, target, known, scale, RARE_WIDTH)
+            least = _SPARE_LENGTH * plan.length / most_cells
+        spacing = coarser * max(least, plan.spacing)
         if not spacing <= max(plan.spacing, _LITTLE * before):
             break  # no much finer lattice is possible, or the length is NaN
         plan = plan._replace(spacing=spacing, widest=max(plan.widest, spacing))

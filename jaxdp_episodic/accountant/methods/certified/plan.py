@@ -39,7 +39,7 @@ _CUT_SHARE = 0.01
 # Share of delta's relative width for single losses above the lattice.
 _RARE_SHARE = 0.05
 # Relative width of delta for this share if its slope is not known yet.
-_FIRST_RELATIVE_WIDTH = 0.02
+RARE_WIDTH = 0.02
 # First guess of log(Chernoff bound / delta).
 _FIRST_DOUBT = 6.0
 # Nats of Chernoff's bound of log(delta) that are given up for a larger tilt.
@@ -178,7 +178,7 @@ def first_guess(whole: Sequence[CoarseLoss], target: Target) -> Estimate:
         # Rare large losses raise the bound more than delta.
         epsilon, bound = target.given, _best_tilt(whole, target.given, 0.0)[1]
         log_delta = max(min(bound, 0.0) - _FIRST_DOUBT, LEAST_LOG_DELTA)
-    losses = _without_rare(whole, log_delta + math.log(_FIRST_RELATIVE_WIDTH))
+    losses = _without_rare(whole, log_delta + math.log(RARE_WIDTH))
     tilt, bound = _best_tilt(losses, epsilon, log_delta)
     if epsilon is None:
         epsilon = max(bound, 0.0)
@@ -189,11 +189,15 @@ def first_guess(whole: Sequence[CoarseLoss], target: Target) -> Estimate:
 
 
 def make_plan(
-    whole: Sequence[CoarseLoss], target: Target, known: Estimate, scale: float
+    whole: Sequence[CoarseLoss],
+    target: Target,
+    known: Estimate,
+    scale: float,
+    rare: float = 0.0,
 ) -> Plan:
     """Chooses tilt, window and spacing for a width ``scale`` times the wanted one."""
     needed = min(known.slope * target.width(known), 1.0)
-    log_rare = known.log_delta + math.log(needed * max(scale, 0.1))
+    log_rare = known.log_delta + math.log(max(needed * max(scale, 0.1), rare))
     losses = _without_rare(whole, log_rare)
     tilt, _ = _best_tilt(losses, known.epsilon, 0.0)
     if target.of_epsilon:

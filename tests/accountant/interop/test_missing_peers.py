@@ -67,7 +67,7 @@ def test_unknown_versions_are_refused_by_name(distribution, found, ask, monkeypa
     ("module", "needed"),
     [
         ("jaxdp_episodic.accountant.interop.opacus", "opacus.accountants"),
-        ("jaxdp_episodic.trainer.draw.step_loader", "torch"),
+        ("jaxdp_episodic.trainer.draw.step_loader", "torch.utils.data"),
     ],
 )
 def test_a_missing_package_is_named(module, needed, monkeypatch):
